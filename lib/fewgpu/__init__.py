@@ -1,0 +1,34 @@
+"""fewgpu: train networks that do not fit, or are too slow, on the few GPUs you have.
+
+Importing this module imports no torch: a name is fetched from its own module when it is first asked for.
+So `import fewgpu` takes milliseconds, and `from fewgpu import GPipe` brings in what GPipe needs.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fewgpu.device import Device, get_devices
+    from fewgpu.gpipe import GPipe
+    from fewgpu.model_parallel import ModelParallel
+
+__all__ = ["Device", "GPipe", "ModelParallel", "get_devices"]
+
+_HOME = {
+    "Device": "fewgpu.device",
+    "GPipe": "fewgpu.gpipe",
+    "ModelParallel": "fewgpu.model_parallel",
+    "get_devices": "fewgpu.device",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Fetch `name` from the module that defines it (PEP 562), and remember it."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'fewgpu' has no attribute '{name}'; it offers {', '.join(__all__)}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

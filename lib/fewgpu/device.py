@@ -1,0 +1,164 @@
+"""Devices: GPUs, and CPU cores that behave like GPUs.
+
+A stage lives on a device. A device has one worker thread that runs what is submitted to it, in
+order. On a GPU the worker enqueues kernels; a virtual CPU device computes in its worker, with one
+intra-op thread, and may keep a memory ledger with a limit. Several devices may share one GPU.
+"""
+
+import contextlib
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fewgpu.ledger import Counting, Ledger
+from fewgpu.malloc import keep_freed_memory
+
+keep_freed_memory()
+
+Job = Callable[[], None]
+
+
+class Device:
+    """One device of a pipeline.
+
+    `device` is where its tensors live ('cpu', 'cuda:1', 1, a torch.device); `index` numbers the
+    virtual CPU devices; `memory_limit` (bytes) is for virtual devices, where it turns the ledger on.
+    """
+
+    def __init__(self, device: torch.device | str | int = 'cpu', *, index: int = 0,
+                 memory_limit: int | None = None) -> None:
+        self.torch = torch.device(device)
+        self.is_virtual = self.torch.type == 'cpu'
+        if self.torch.type == 'cuda' and self.torch.index is None:
+            self.torch = torch.device('cuda', torch.cuda.current_device())
+        self.index = index if self.is_virtual else (self.torch.index or 0)
+        kind = {'cpu': 'CPU', 'cuda': 'GPU'}.get(self.torch.type, self.torch.type)
+        self.name = f'{kind} {self.index}'
+        self.memory_limit = memory_limit
+        self.ledger: Ledger | None = None
+        self._worker: _Worker | None = None
+        if memory_limit is not None:
+            self.meter()
+
+    def meter(self) -> Ledger | None:
+        """Turn the memory ledger on; None on a GPU, whose allocator counts by itself."""
+        if self.is_virtual and self.ledger is None:
+            self.ledger = Ledger(self.name, self.memory_limit)
+        return self.ledger
+
+    def unmeter(self) -> None:
+        """Turn the ledger off again (a device with a limit keeps it)."""
+        if self.memory_limit is None:
+            self.ledger = None
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """What this thread allocates inside counts as this device's, if it is metered."""
+        with Counting(self.ledger) if self.ledger else contextlib.nullcontext():
+            yield
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator['Device']:
+        """Inside, the calling thread is this device: a plain training step can be run on it."""
+        with contextlib.ExitStack() as stack:
+            if self.is_virtual:
+                stack.enter_context(one_thread())
+                stack.enter_context(self.counting())
+            elif self.torch.type == 'cuda':
+                stack.enter_context(torch.cuda.device(self.torch))
+            yield self
+
+    def submit(self, job: Job) -> None:
+        """Let the worker run `job` after what it was given before. A job must not raise."""
+        if self._worker is None or self._worker.pid != os.getpid():   # threads do not survive fork
+            self._worker = _Worker(self.name, self.is_virtual)
+            weakref.finalize(self, self._worker.jobs.put, None)
+        self._worker.jobs.put(job)
+
+    def now(self) -> Any:
+        """A time stamp: seconds, or on a GPU an event among its kernels (see fewgpu.trace)."""
+        if self.torch.type != 'cuda':
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.torch))
+        return event
+
+    def __repr__(self) -> str:
+        return f'<Device {self.name}>'
+
+    def __deepcopy__(self, memo: dict) -> 'Device':
+        return self   # a copy of a model lives where the model lives
+
+    def __reduce__(self) -> tuple:
+        return _rebuild, (str(self.torch), self.index, self.memory_limit)
+
+
+def _rebuild(device: str, index: int, memory_limit: int | None) -> Device:
+    return Device(device, index=index, memory_limit=memory_limit)
+
+
+def get_devices(n: int, *, kind: str | None = None, memory_limit: int | None = None) -> list[Device]:
+    """n devices: the GPUs, shared in turn if there are fewer, or virtual CPU devices without any.
+
+    `kind` 'cpu' or 'cuda' insists on one sort. `memory_limit` is bytes a device; on GPUs the
+    allocator enforces it, for the devices that share a GPU together.
+    """
+    gpus = torch.cuda.device_count()
+    if kind is None:
+        kind = 'cuda' if gpus else 'cpu'
+    if kind == 'cpu':
+        return [Device('cpu', index=i, memory_limit=memory_limit) for i in range(n)]
+    if kind != 'cuda':
+        raise ValueError(f"a device is of kind 'cpu' or 'cuda', not {kind!r}")
+    if not gpus:
+        raise ValueError("there is no GPU here; use virtual CPU devices: kind='cpu'")
+    # Neighbouring stages share a GPU, so that little crosses between GPUs.
+    devices = [Device(f'cuda:{i * gpus // n if n > gpus else i}') for i in range(n)]
+    if memory_limit is not None:
+        for gpu in {device.torch for device in devices}:
+            share = sum(device.torch == gpu for device in devices)
+            total = torch.cuda.get_device_properties(gpu).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, share * memory_limit / total), gpu)
+    return devices
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Operations of the calling thread use one core inside, and as many as before afterwards."""
+    before = torch.get_num_threads()   # also makes torch's lazy set-up happen now, not later
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Worker:
+    """The thread of a device. It refers to the device's queue only, so that the device can die."""
+
+    def __init__(self, name: str, is_virtual: bool) -> None:
+        self.pid = os.getpid()
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        ready = threading.Event()
+        callers_threads = torch.get_num_threads()
+        threading.Thread(target=_work, args=(self.jobs, ready, is_virtual), daemon=True,
+                         name=f'fewgpu {name}').start()
+        ready.wait()
+        # set_num_threads in the worker became the default of threads to come: put it back.
+        torch.set_num_threads(callers_threads)
+
+
+def _work(jobs: queue.SimpleQueue, ready: threading.Event, is_virtual: bool) -> None:
+    if is_virtual:
+        torch.get_num_threads()   # or torch's lazy set-up would undo the next line
+        torch.set_num_threads(1)
+    ready.set()
+    while (job := jobs.get()) is not None:
+        job()
+        del job   # or the last step would stay alive until the next one

@@ -1,0 +1,27 @@
+"""The networks of the workshop: each is an nn.Sequential and nothing else, so that it can be cut between its layers."""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+from fewgpu.models.resnet import depths, resnet
+from fewgpu.models.vgg import vgg16
+
+__all__ = ["ARCHITECTURES", "build", "depths", "resnet", "vgg16"]
+
+ARCHITECTURES = ("resnet18", "resnet50", "resnet152", "vgg16")
+
+
+def build(arch: str, *, in_channels: int = 1, classes: int = 10) -> nn.Sequential:
+    """Build a network by its name: N x in_channels x 28 x 28 -> N x classes (logits).
+
+    ``arch`` is one of ARCHITECTURES, or 'resnet' and any depth that ``resnet`` knows ('resnet56').
+    Raises ValueError for other names, and for a depth that does not exist.
+    """
+    if arch == "vgg16":
+        return vgg16(in_channels=in_channels, classes=classes)
+    if match := re.fullmatch(r"resnet(\d+)", arch):
+        return resnet(int(match[1]), in_channels=in_channels, classes=classes)
+    raise ValueError(f"unknown arch {arch!r}; known ones: {', '.join(ARCHITECTURES)}, and resnet of other depths")

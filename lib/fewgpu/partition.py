@@ -1,0 +1,78 @@
+"""From a sequence of layers and a balance to stages, each on its device."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fewgpu.device import Device, get_devices
+
+
+def verify(module: nn.Sequential, balance: Iterable[int] | None) -> list[int]:
+    """The balance as a list, if `module` can be cut so.
+
+    Raises TypeError if it is no nn.Sequential, ValueError if layers or parameters occur twice or
+    the balance does not fit; the message recommends `fewgpu.balance`.
+    """
+    if balance is None:
+        raise ValueError(_recommend('balance is required'))
+    if not isinstance(module, nn.Sequential):
+        raise TypeError('module must be nn.Sequential to be partitioned')
+    if len(list(module.named_children())) != len(module):
+        raise ValueError('module with duplicate children is not supported: make each layer its own')
+    if len(list(module.parameters())) != sum(len(list(layer.parameters())) for layer in module):
+        raise ValueError('module with duplicate parameters in distinct children is not supported: '
+                         'put the layers that share them into one layer')
+    balance = list(balance)
+    if any(layers <= 0 for layers in balance):
+        raise ValueError(_recommend(
+            f'all balance numbers must be positive integer (balance: {balance})'))
+    if sum(balance) != len(module):
+        raise ValueError(_recommend(
+            f'module and sum of balance have different length '
+            f'(module: {len(module)}, sum of balance: {sum(balance)})'))
+    return balance
+
+
+def split(module: nn.Sequential, balance: list[int]) -> nn.ModuleList:
+    """One nn.Sequential a stage, of the same layers under the same names."""
+    layers = iter(module.named_children())
+    return nn.ModuleList(nn.Sequential(OrderedDict(next(layers) for _ in range(count)))
+                         for count in balance)
+
+
+def place(partitions: nn.ModuleList, devices: Iterable[Any] | None) -> list[Device]:
+    """Move every partition to its device, in order; the devices that are used.
+
+    Raises IndexError if there are fewer devices than partitions.
+    """
+    if devices is None:
+        chosen = get_devices(len(partitions))
+    else:
+        chosen = [device if isinstance(device, Device) else Device(device, index=index)
+                  for index, device in enumerate(devices)][:len(partitions)]
+    if len(chosen) < len(partitions):
+        raise IndexError(f'too few devices to hold given partitions '
+                         f'(devices: {len(chosen)}, partitions: {len(partitions)})')
+    for partition, device in zip(partitions, chosen):
+        if any(tensor.device != device.torch for tensor in _tensors(partition)):
+            partition.to(device.torch)
+    return chosen
+
+
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _recommend(message: str) -> str:
+    return f"""{message}
+
+While a model still changes, let its balance be measured:
+
+    from fewgpu.balance import balance_by_time
+
+    balance = balance_by_time(stages, model, sample)   # a mini-batch of any size
+    model = GPipe(model, balance, ...)
+"""

@@ -1,0 +1,108 @@
+"""Trade time for memory: forward without keeping a graph, and later the same forward with it.
+
+    forward     runs the stage, keeps its input, lets every activation go
+    recompute   runs it again on that input: same random stream, same autocast, and on copies of
+                the buffers, so that batch norm's running statistics are updated once
+
+Chen et al. 2016 (arXiv 1604.06174) have the idea, GPipe (arXiv 1811.06965, section 2.3) uses it at
+the boundaries of stages.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+_thread = threading.local()
+
+
+def is_recomputing() -> bool:
+    """True in a layer's forward while it runs for the second time: do not count things twice."""
+    return getattr(_thread, 'recomputing', False)
+
+
+@contextlib.contextmanager
+def recomputing() -> Iterator[None]:
+    before, _thread.recomputing = is_recomputing(), True
+    try:
+        yield
+    finally:
+        _thread.recomputing = before
+
+
+def dropping_graph() -> contextlib.AbstractContextManager:
+    """Inside, autograd builds its graph but saves no tensor in it.
+
+    Under no_grad nobody would know which outputs need a gradient, and layers that ask whether
+    gradients are enabled would behave differently the second time.
+    """
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, _dropped)
+
+
+def _dropped(_: Any) -> torch.Tensor:
+    raise RuntimeError('a backward through a forward that is to be recomputed: its layers must not '
+                       'call backward themselves')
+
+
+class Swap:
+    """Replaces parameters or buffers of a module for a while: a list of (container, key) slots.
+
+    The slots are collected once. What is put back is what was found, so that swaps nest.
+    """
+
+    def __init__(self, slots: list[tuple[Any, Any]]) -> None:
+        self.slots = slots
+
+    @contextlib.contextmanager
+    def to(self, values: list[Any]) -> Iterator[None]:
+        found = [container[key] for container, key in self.slots]
+        self._put(values)
+        try:
+            yield
+        finally:
+            self._put(found)
+
+    def _put(self, values: list[Any]) -> None:
+        for (container, key), value in zip(self.slots, values):
+            container[key] = value
+
+
+def parameter_slots(module: nn.Module) -> list[tuple[Any, Any, nn.Parameter]]:
+    """Every place in the module that refers to a parameter: container, key, parameter."""
+    slots = [(part._parameters, name, parameter) for part in module.modules()
+             for name, parameter in part._parameters.items() if parameter is not None]
+    for part in module.modules():
+        if isinstance(part, nn.RNNBase):   # keeps a second list of its parameters
+            slots += [(part._flat_weights, i, weight) for i, weight in enumerate(part._flat_weights)
+                      if weight is not None]
+    return slots
+
+
+def buffer_slots(module: nn.Module) -> list[tuple[Any, Any]]:
+    return [(part._buffers, name) for part in module.modules()
+            for name, buffer in part._buffers.items() if buffer is not None]
+
+
+class Buffers:
+    """What the buffers of a module held when a forward began, for its recompute."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._swap = Swap(buffer_slots(module))
+        self._before = [(buffer, buffer._version, buffer.clone()) for buffer in self._current()]
+
+    def _current(self) -> list[torch.Tensor]:
+        return [container[key] for container, key in self._swap.slots]
+
+    def forget_unchanged(self) -> None:
+        """After the forward: most buffers were only read; copies of those need not be kept."""
+        self._before = [(buffer, version, None if now is buffer and buffer._version == version
+                         else copy)
+                        for (buffer, version, copy), now in zip(self._before, self._current())]
+
+    def restored(self) -> contextlib.AbstractContextManager:
+        """Inside, the module works on copies of what the buffers held."""
+        return self._swap.to([buffer.clone() if copy is None else copy
+                              for buffer, _, copy in self._before])

@@ -1,0 +1,75 @@
+"""What happened, or would happen: a timeline of operations a device.
+
+A simulated schedule and a real run give the same type, so the same picture shows both.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fewgpu.schedule import Op
+
+WAITS = ('send', 'recv')   # a device that sends or receives is not busy
+
+
+class Span(NamedTuple):
+    """One operation, from `start` to `end` (seconds)."""
+
+    op: Op
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Spans in order, a row a device; times count from the first start."""
+
+    rows: tuple[tuple[Span, ...], ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, rows: Iterable[Iterable[tuple[Op, Any, Any]]], names: Iterable[str]) -> 'Timeline':
+        """From (operation, time stamp, time stamp) as `Device.now` gave them."""
+        seconds = [[Span(op, *stamps) for op, *stamps in row] for row in _in_seconds(rows)]
+        first = min((span.start for row in seconds for span in row), default=0.0)
+        return cls(tuple(tuple(Span(op, start - first, end - first) for op, start, end in row)
+                         for row in seconds), tuple(names))
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the first start to the last end."""
+        return max((span.end for row in self.rows for span in row), default=0.0)
+
+    def busy(self, device: int) -> float:
+        """Seconds in which the device computed, rather than waited, sent or received."""
+        return sum(span.seconds for span in self.rows[device] if span.op.kind not in WAITS)
+
+    @property
+    def busy_share(self) -> list[float]:
+        """Of the makespan, for every device."""
+        return [self.busy(device) / (self.makespan or 1.0) for device in range(len(self.rows))]
+
+    @property
+    def bubble(self) -> float:
+        """The idle share of all devices together: 1 minus the mean busy share."""
+        return 1.0 - sum(self.busy_share) / len(self.rows)
+
+
+def _in_seconds(rows: Iterable[Iterable[tuple[Op, Any, Any]]]) -> list[list[tuple[Op, float, float]]]:
+    """GPU events become seconds: they are counted from the first event on the same GPU, all GPUs
+    from a common start, which holds to within the time of a kernel launch."""
+    rows = [list(row) for row in rows]
+    result = []
+    for row in rows:
+        if not row or isinstance(row[0][1], float):
+            result.append(row)
+            continue
+        first = row[0][1]
+        row[-1][2].synchronize()
+        result.append([(op, first.elapsed_time(start) / 1e3, first.elapsed_time(end) / 1e3)
+                       for op, start, end in row])
+    return result

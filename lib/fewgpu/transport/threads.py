@@ -1,0 +1,36 @@
+"""Devices as threads of one process: every device's worker has a job of the same step."""
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fewgpu.device import Device, Job
+from fewgpu.schedule import Message
+from fewgpu.transport.mailbox import CALLER, Mailbox, Stopped
+
+# Two callers at once must hand in all jobs of one step before any of the other: a worker runs its
+# jobs in order, and workers with different orders would wait for each other.
+_handing_in = threading.Lock()
+
+
+def call_devices(mailbox: Mailbox, devices: Sequence[Device], jobs: Sequence[Job],
+                 feed: Mapping[Message, Any], collect: Iterable[Message]) -> list[Any]:
+    """Let `devices[d]` do `jobs[d]`, feed the mailbox, and wait until all are done.
+
+    Returns the values of the messages to `collect`, in order. The first error of any device is
+    raised here, when all have stopped.
+    """
+    for message, value in feed.items():
+        mailbox.send(message, value)
+    with _handing_in:
+        for device, job in zip(devices, jobs):
+            device.submit(job)
+    values: list[Any] = []
+    try:
+        values = [mailbox.recv(message, CALLER) for message in collect]
+    except Stopped:
+        pass
+    except BaseException as error:   # Ctrl-C: let the workers stop, then pass it on
+        mailbox.abort(error)
+    mailbox.join()
+    return values
