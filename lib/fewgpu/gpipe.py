@@ -68,12 +68,15 @@ class GPipe(nn.Module):
         self.stage_devices: list[Device] = place(self.partitions, devices)
         self.devices = [device.torch for device in self.stage_devices]
         self._spans: list | None = None   # (operation, start, end) of the latest step, a row a device
-        self.train(module.training)
+        for part in (self, self.partitions, *self.partitions):   # layers keep their own modes
+            part.training = module.training
 
     @property
     def timeline(self) -> Timeline | None:
         """What the latest forward, and the backward that belonged to it, did on every device."""
-        return self._spans and Timeline.of(self._spans, [d.name for d in self.stage_devices])
+        if self._spans is None:
+            return None
+        return Timeline.of(self._spans, [device.name for device in self.stage_devices])
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The output mini-batch of an input mini-batch: a tensor, or any nesting of tensors in
@@ -116,18 +119,19 @@ class GPipe(nn.Module):
         return {**self.__dict__, '_spans': None}
 
     def cuda(self, device: Any = None) -> 'GPipe':
-        raise MOVING_DENIED
+        raise _moving_denied()
 
     def cpu(self) -> 'GPipe':
-        raise MOVING_DENIED
+        raise _moving_denied()
 
     def to(self, *args: Any, **kwargs: Any) -> 'GPipe':
         """Only to another dtype."""
         if {'device', 'tensor'} & kwargs.keys() or isinstance(
                 next(iter(args), None), (torch.device, int, str, torch.Tensor)):
-            raise MOVING_DENIED
+            raise _moving_denied()
         return super().to(*args, **kwargs)
 
 
-MOVING_DENIED = TypeError('denied to move parameters and buffers, because GPipe should manage '
-                          'device placement: say where with GPipe(..., devices=[...])')
+def _moving_denied() -> TypeError:
+    return TypeError('denied to move parameters and buffers, because GPipe should manage device '
+                     'placement: say where with GPipe(..., devices=[...])')

@@ -46,7 +46,7 @@ def split(module: nn.Sequential, balance: list[int]) -> nn.ModuleList:
 def place(partitions: nn.ModuleList, devices: Iterable[Any] | None) -> list[Device]:
     """Move every partition to its device, in order; the devices that are used.
 
-    Raises IndexError if there are fewer devices than partitions.
+    Raises IndexError if there are fewer devices than partitions, ValueError if one is used twice.
     """
     if devices is None:
         chosen = get_devices(len(partitions))
@@ -56,6 +56,9 @@ def place(partitions: nn.ModuleList, devices: Iterable[Any] | None) -> list[Devi
     if len(chosen) < len(partitions):
         raise IndexError(f'too few devices to hold given partitions '
                          f'(devices: {len(chosen)}, partitions: {len(partitions)})')
+    if len(set(chosen)) < len(chosen):
+        raise ValueError('two stages cannot run in the worker of one Device: give each stage a '
+                         'Device of its own (several may be on the same GPU)')
     for partition, device in zip(partitions, chosen):
         if any(tensor.device != device.torch for tensor in _tensors(partition)):
             partition.to(device.torch)

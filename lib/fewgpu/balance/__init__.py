@@ -29,8 +29,8 @@ def balance_by_time(partitions: int, module: nn.Sequential, sample: Any, *, time
     Args:
         partitions: number of stages.
         module: the layers.
-        sample: an input, on any device. Take the rows of a micro-batch: small batches
-            spend their time differently from large ones.
+        sample: an input, on any device. Take as many rows as a micro-batch has: small batches spend
+            their time differently from large ones.
         timeout: seconds to go on measuring (see `profile`).
         device: where to measure; by default the current GPU if there is one, else the CPU.
 
