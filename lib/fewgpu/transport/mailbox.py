@@ -6,8 +6,6 @@ from typing import Any
 
 from fewgpu.schedule import ACTIVATION, Message, Schedule
 
-CALLER = -1   # who feeds the pipeline and takes what comes out, beside devices 0, 1, ...
-
 
 class Deadlock(RuntimeError):
     """Everybody waits for somebody else, or a message did not come in time."""
@@ -16,8 +14,8 @@ class Deadlock(RuntimeError):
 class Mailbox:
     """Messages between the devices of a schedule, and the caller at its two ends.
 
-    Messages have names, not an order. `time_limit` bounds every wait (seconds). After `abort`
-    everybody stops at the next operation, and `join` raises the first error.
+    Messages have names, not an order. `time_limit` bounds every wait of a device (seconds). After
+    `abort` every device stops at its next operation, and `join` raises the first error.
     """
 
     def __init__(self, schedule: Schedule, *, time_limit: float | None = None) -> None:
@@ -25,8 +23,8 @@ class Mailbox:
         self._time_limit = time_limit
         self._messages: dict[Message, Any] = {}
         self._changed = threading.Condition()
-        self._waiting: dict[int, Message] = {}                    # who waits for what
-        self._running = set(range(len(schedule.rows))) | {CALLER}
+        self._waiting: dict[int, Message] = {}   # which device waits for what
+        self._running = set(range(len(schedule.rows)))
         self._position = [0] * len(schedule.rows)
         self._error: BaseException | None = None
 
@@ -39,24 +37,30 @@ class Mailbox:
     def send(self, message: Message, value: Any) -> None:
         with self._changed:
             self._messages[message] = value
-            self._changed.notify_all()
+            if message in self._waiting.values():   # wake nobody in vain: it costs the sender time
+                self._changed.notify_all()
 
-    def recv(self, message: Message, who: int) -> Any:
-        """The value of the message, as soon as it is there. `who` is a device or CALLER."""
+    def recv(self, message: Message, device: int) -> Any:
+        """The value of the message, for `device`, as soon as it is there."""
         deadline = None if self._time_limit is None else time.monotonic() + self._time_limit
         with self._changed:
-            self._waiting[who] = message
             while message not in self._messages:
+                self._waiting[device] = message
                 if self._error is not None:
                     raise Stopped
                 if self._nobody_moves():
-                    self._fail(Deadlock(f'deadlock: {self._explain(who)}'))
-                elif deadline is not None and time.monotonic() > deadline:
-                    self._fail(Deadlock(f'after {self._time_limit:g} s {self._explain(who)}'))
-                else:   # not for ever, so that Ctrl-C is noticed on every system
-                    self._changed.wait(1.0 if deadline is None else min(1.0, self._time_limit))
-            del self._waiting[who]
+                    self._fail(Deadlock(f'deadlock: {self._explain(device)}'))
+                if deadline is not None and time.monotonic() >= deadline:
+                    self._fail(Deadlock(f'after {self._time_limit:g} s {self._explain(device)}'))
+                self._changed.wait(None if deadline is None else deadline - time.monotonic())
+            self._waiting.pop(device, None)
             return self._messages.pop(message)
+
+    def take(self, message: Message) -> Any:
+        """The value of a message for the caller, after `join`."""
+        if message not in self._messages:
+            raise Deadlock(f'the schedule {self._schedule.name} ended without the {message}')
+        return self._messages.pop(message)
 
     def abort(self, error: BaseException) -> None:
         """Stop everybody; the first error is the one that counts."""
@@ -73,8 +77,8 @@ class Mailbox:
     def join(self) -> None:
         """The caller waits until every device is done; raises the first error, the real one."""
         with self._changed:
-            while self._running > {CALLER}:
-                self._changed.wait(1.0)
+            while self._running:
+                self._changed.wait(1.0)   # not for ever: Ctrl-C is noticed on every system
         if self._error is not None:
             error, self._error = self._error, None
             self._messages.clear()
@@ -94,18 +98,18 @@ class Mailbox:
 
     def _explain(self, who: int) -> str:
         """The chain of who waits for whom, beginning with `who`."""
-        chain, seen = [], set()
+        chain: list[str] = []
+        seen: set[int] = set()
         while who in self._waiting and who not in seen:
             seen.add(who)
             message = self._waiting[who]
-            who_waits = 'the caller' if who == CALLER else f'stage {message.stage}'
             kind = 'F' if message.what == ACTIVATION else 'B'
             source = message.source
             from_whom = (f'stage {source}' if 0 <= source < self._schedule.stages
                          else 'the caller')
-            chain.append(f'{who_waits} waits for {kind}{message.micro_batch} from {from_whom}')
-            who = self._schedule.device_of.get(source, CALLER)
-        if who != CALLER and who not in self._waiting:
+            chain.append(f'stage {message.stage} waits for {kind}{message.micro_batch} from {from_whom}')
+            who = self._schedule.device_of.get(source)
+        if who is not None and who not in self._waiting:
             row = self._schedule.rows[who]
             where = f'at {row[self._position[who]]}' if who in self._running else 'done'
             chain.append(f'device {who} is {where}')

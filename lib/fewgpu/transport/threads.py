@@ -7,7 +7,7 @@ from typing import Any
 
 from fewgpu.device import Device, Job
 from fewgpu.schedule import Message
-from fewgpu.transport.mailbox import CALLER, Mailbox, Stopped
+from fewgpu.transport.mailbox import Mailbox
 
 # Two callers at once must hand in all jobs of one step before any of the other: a worker runs its
 # jobs in order, and workers with different orders would wait for each other.
@@ -34,15 +34,12 @@ def call_devices(mailbox: Mailbox, devices: Sequence[Device], jobs: Sequence[Job
     with _handing_in:
         for device, job in zip(devices, jobs):
             device.submit(partial(_inside, around | set(devices), job))
-    values: list[Any] = []
     try:
-        values = [mailbox.recv(message, CALLER) for message in collect]
-    except Stopped:
-        pass
-    except BaseException as error:   # Ctrl-C: let the workers stop, then pass it on
+        mailbox.join()
+    except KeyboardInterrupt as error:   # let the workers stop at their next operation
         mailbox.abort(error)
-    mailbox.join()
-    return values
+        mailbox.join()
+    return [mailbox.take(message) for message in collect]
 
 
 def _inside(devices: frozenset[Device], job: Job) -> None:

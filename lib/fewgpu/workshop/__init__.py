@@ -1,4 +1,4 @@
-"""The runner: `python -m fewgpu.workshop COMMAND`, which `./workshop.py COMMAND` hands over to. One module a command."""
+"""The runner: `./workshop.py COMMAND` hands over to `python -m fewgpu.workshop COMMAND`. One module a command."""
 
 from pathlib import Path
 

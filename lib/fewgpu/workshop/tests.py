@@ -13,7 +13,8 @@ from fewgpu.workshop import repository
 def test(
     everything: Annotated[bool, typer.Option("--all", help="Also the slow tests, and every notebook.")] = False,
     pytest_arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="-- PYTEST_ARGUMENTS", help="For pytest, after two dashes: -- -x -k gpipe")
+        list[str] | None,
+        typer.Argument(metavar="-- PYTEST_ARGUMENTS", help="For pytest, after two dashes: -- -x -k gpipe"),
     ] = None,
 ) -> None:
     """Run the kit's own tests; ends with pytest's exit code.
@@ -38,7 +39,7 @@ def pytest_options(root: Path, everything: bool, extra: list[str]) -> list[str]:
         if everything and (root / "notebooks").is_dir():
             options.append("notebooks")
     if everything:
-        # Cells must run, but need not print what is stored; and they run in this environment, whatever kernel they name.
+        # Cells must run, but need not print what is stored; they run in this environment, whatever kernel they name.
         options += ["--nbval-lax", "--nbval-current-env"]
     return [*options, *extra]
 
