@@ -1,0 +1,79 @@
+"""What this machine is: cores, GPUs, versions, and how much a second core adds."""
+
+import os
+import platform
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_QUOTA = Path('/sys/fs/cgroup/cpu.max')   # what a container (a JupyterHub's, say) may use
+
+
+def cores() -> int:
+    """How many cores this process may use: of the machine, of its batch job, of its container."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
+    try:
+        quota, period = _QUOTA.read_text().split()
+        allowed = min(allowed, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):   # no such file, or 'max': no quota
+        pass
+    return allowed or 1
+
+
+def gpus() -> list[str]:
+    """The names of the GPUs that torch sees."""
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def describe() -> dict[str, Any]:
+    """What a report should say about the machine: plain values, ready for JSON."""
+    return {'system': f'{platform.system()} {platform.machine()}', 'cores': cores(), 'gpus': gpus(),
+            'python': platform.python_version(), 'torch': torch.__version__,
+            'cuda': torch.version.cuda}
+
+
+def two_core_efficiency(threads: int = 2, seconds: float = 2.0) -> float:
+    """How much `threads` cores do at once, as a share of `threads` times what one does.
+
+    Each thread multiplies matrices on one core. 1.0 would be perfect; cores that share caches,
+    memory, power or (as hyper-threads) the core itself stay below, and so does every pipeline on
+    them. One thread alone and all threads together take turns, so that the clock's ups and downs
+    touch both; all turns together take about `seconds`.
+
+    Raises ValueError if there is no thread or no time.
+    """
+    if threads < 1 or seconds <= 0:
+        raise ValueError(f'measure at least one thread for more than 0 s, not {threads} for {seconds} s')
+    turn = seconds / 8
+    rates = [(_products_a_second(1, turn), _products_a_second(threads, turn)) for _ in range(4)]
+    alone, together = (sorted(column) for column in zip(*rates))
+    return (together[1] + together[2]) / (alone[1] + alone[2]) / threads   # medians of four
+
+
+def _products_a_second(threads: int, seconds: float) -> float:
+    """Matrix products a second, of all threads together."""
+    done = [0] * threads
+    started = threading.Barrier(threads)
+    before = torch.get_num_threads()
+
+    def multiply(index: int) -> None:
+        torch.get_num_threads()   # or torch's lazy set-up would undo the next line
+        torch.set_num_threads(1)
+        matrix = torch.full((256, 256), 1 / 256)   # products of it stay what they are
+        started.wait()
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            torch.mm(matrix, matrix, out=results[index])
+            done[index] += 1
+
+    results = [torch.empty(256, 256) for _ in range(threads)]
+    workers = [threading.Thread(target=multiply, args=(index,)) for index in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    torch.set_num_threads(before)
+    return sum(done) / seconds

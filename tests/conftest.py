@@ -1,0 +1,57 @@
+"""What all tests share: one printed seed, hypothesis that can repeat a failure, and no GPU tests without a GPU."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import register_random, settings
+
+settings.register_profile(
+    "fewgpu",
+    deadline=None,  # no test of the kit depends on how fast a machine is
+    derandomize=False,  # each run tries other cases; the seed in the header repeats one
+    max_examples=25,
+    print_blob=True,
+)
+settings.load_profile("fewgpu")
+
+
+class TorchGenerator:
+    """torch's default generator as hypothesis wants it: each example then starts from the same random numbers."""
+
+    seed = staticmethod(torch.manual_seed)
+    getstate = staticmethod(torch.get_rng_state)
+    setstate = staticmethod(torch.set_rng_state)
+
+
+TORCH_GENERATOR = TorchGenerator()  # hypothesis only keeps a weak reference
+register_random(TORCH_GENERATOR)
+
+
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the seed of this run, unless --hypothesis-seed names one."""
+    if config.getoption("hypothesis_seed") is None:
+        config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Print the seed, with the way to use it again."""
+    seed = config.getoption("hypothesis_seed")
+    return f"seed: {seed} (repeat this run with --hypothesis-seed={seed})"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Start every test from the seed of the run, whichever tests ran before it."""
+    seed = item.config.getoption("hypothesis_seed")
+    random.seed(seed)
+    torch.manual_seed(random.getrandbits(63))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests marked `gpu` where torch sees no GPU."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and torch sees none on this machine"))
