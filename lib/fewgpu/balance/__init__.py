@@ -16,14 +16,14 @@ from torch import nn
 
 from fewgpu.balance.cut import check_partitions, cut, cut_by_variance
 from fewgpu.balance.profile import LayerCost, profile, weigh
-from fewgpu.balance.sandbox import Device, check_module, check_sample
+from fewgpu.balance.sandbox import AnyDevice, check_module, check_sample
 from fewgpu.microbatch import scatter
 
 __all__ = ['LayerCost', 'balance_by_size', 'balance_by_time', 'cut', 'cut_by_variance', 'profile']
 
 
 def balance_by_time(partitions: int, module: nn.Sequential, sample: Any, *, timeout: float = 1.0,
-                    device: Device | None = None) -> list[int]:
+                    device: AnyDevice | None = None) -> list[int]:
     """Balances by the time of forward plus backward: the slowest stage is as fast as it can be.
 
     Args:
@@ -47,7 +47,7 @@ def balance_by_time(partitions: int, module: nn.Sequential, sample: Any, *, time
 
 
 def balance_by_size(partitions: int, module: nn.Sequential, input: Any, *, chunks: int = 1,
-                    param_scale: float = 2.0, device: Device | None = None) -> list[int]:
+                    param_scale: float = 2.0, device: AnyDevice | None = None) -> list[int]:
     """Balances by memory: the fullest stage is as empty as it can be.
 
     A layer costs the activations it saves for the backward of one micro-batch (the largest: rows /

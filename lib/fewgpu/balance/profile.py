@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fewgpu.balance.sandbox import (Device, check_module, check_sample, enter, leave, sandbox,
+from fewgpu.balance.sandbox import (AnyDevice, check_module, check_sample, enter, leave, sandbox,
                                     tensors, try_layers)
 
 
@@ -34,7 +34,7 @@ class LayerCost:
 
 
 def profile(module: nn.Sequential, sample: Any, *, timeout: float = 1.0,
-            device: Device | None = None) -> list[LayerCost]:
+            device: AnyDevice | None = None) -> list[LayerCost]:
     """Measures what each layer costs in training, and leaves everything as it was.
 
     One round through all layers warms up and counts bytes. At least two more are timed, and further
@@ -73,7 +73,7 @@ def profile(module: nn.Sequential, sample: Any, *, timeout: float = 1.0,
     return [LayerCost(*fastest, *size) for fastest, size in zip(seconds, sizes)]
 
 
-def weigh(module: nn.Sequential, sample: Any, *, device: Device | None = None) -> list[LayerCost]:
+def weigh(module: nn.Sequential, sample: Any, *, device: AnyDevice | None = None) -> list[LayerCost]:
     """The bytes of `profile`, from one forward a layer; seconds are 0.0. Arguments, errors: as there."""
     check_module(module)
     check_sample(sample)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fewgpu.device import one_thread
+from fewgpu.device import Device, one_thread
 
-Device = torch.device | str | int
+AnyDevice = Device | torch.device | str | int
 
 
 def check_module(module: nn.Sequential) -> None:
@@ -34,7 +34,7 @@ def check_sample(sample: Any) -> None:
 
 
 @contextmanager
-def sandbox(device: Device | None) -> Iterator[torch.device]:
+def sandbox(device: AnyDevice | None) -> Iterator[torch.device]:
     """Gradients on, one thread on the CPU; random streams and threads are put back at the end.
 
     Gives the device to run on: for None the current GPU if there is one, else the CPU. Raises
@@ -51,17 +51,17 @@ def sandbox(device: Device | None) -> Iterator[torch.device]:
         random.setstate(drawn)
 
 
-def _resolve(device: Device | None) -> torch.device:
+def _resolve(device: AnyDevice | None) -> torch.device:
     if device is None:
         device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    device = torch.device(getattr(device, 'torch', device))  # a fewgpu Device knows its torch.device
+    device = device.torch if isinstance(device, Device) else torch.device(device)
     if device.type == 'cuda' and torch.cuda.is_available():
         index = torch.cuda.current_device() if device.index is None else device.index
         if index < torch.cuda.device_count():
             return torch.device('cuda', index)
     if device.type != 'cpu':
-        raise ValueError(f"cannot profile on device '{device}': PyTorch sees {torch.cuda.device_count()} "
-                         "GPUs here; name one of them, or pass device='cpu'")
+        raise ValueError(f"cannot profile on device '{device}': PyTorch sees "
+                         f"{torch.cuda.device_count()} GPUs here; name one of them, or pass device='cpu'")
     return device
 
 
