@@ -1,0 +1,259 @@
+"""The pipeline benchmark: its arithmetic, and that it leaves no process behind. No speeds."""
+
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from torch import nn
+
+from fewgpu.device import one_thread
+from fewgpu.schedule import CHECKPOINTS, Op, Schedule, gpipe
+from tests.bench import pipeline, report
+from tests.bench.bound import makespan, simulate, textbook_speedup
+from tests.bench.memory import peaks
+from tests.bench.processes import ROOT, processes
+from tests.bench.ratios import Ratio
+from tests.bench.stats import Summary, interval_rank, paired_ratios
+from tests.bench.work import Failed, Work, disagreement
+
+on_posix = pytest.mark.skipif(os.name != 'posix', reason='signals and process ids of POSIX')
+POSITIVE = st.floats(1e-3, 1e3)
+SCHEDULES = st.builds(gpipe, st.integers(1, 4), st.integers(1, 6),
+                      checkpoint=st.sampled_from(CHECKPOINTS))
+
+
+@pytest.mark.parametrize('n', range(1, 11))
+def test_the_coverage_of_the_interval_is_that_of_all_ways_to_fall_round_the_median(n):
+    k, coverage = interval_rank(n)
+    # Each value is below the true median (True) or above it; the interval holds the median unless
+    # fewer than k values lie on one side.
+    holds = [k <= sum(below) <= n - k for below in itertools.product((False, True), repeat=n)]
+    assert coverage == pytest.approx(sum(holds) / len(holds))
+
+
+@given(st.lists(POSITIVE, min_size=1, max_size=30), st.data())
+def test_a_summary_is_ordered_and_does_not_depend_on_the_order_of_the_rounds(values, data):
+    summary = Summary.of(values)
+    assert (summary.smallest <= summary.low <= summary.median <= summary.high <= summary.largest)
+    assert {summary.low, summary.high, summary.smallest, summary.largest} <= set(values)
+    assert Summary.of(data.draw(st.permutations(values))) == summary
+
+
+@given(st.lists(st.tuples(POSITIVE, POSITIVE, POSITIVE), min_size=1, max_size=10))
+def test_a_slow_round_does_not_change_its_paired_ratio(rounds):
+    base, values, slower = zip(*rounds)
+    disturbed = paired_ratios([v * s for v, s in zip(values, slower)],
+                              [b * s for b, s in zip(base, slower)])
+    assert disturbed == pytest.approx(paired_ratios(values, base))
+
+
+def test_rounds_that_do_not_match_are_not_paired():
+    with pytest.raises(ValueError, match='2 and 1 rounds cannot be paired'):
+        paired_ratios([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match='at least one round'):
+        Summary.of([])
+
+
+@pytest.mark.parametrize(('low', 'high', 'coverage', 'verdict'), [
+    (1.5, 1.7, 0.94, 'met'), (1.4, 1.49, 0.94, 'fell short'), (1.4, 1.6, 0.94, 'undecided'),
+    (1.6, 1.6, 0.0, 'too few rounds')])
+def test_a_verdict_needs_enough_rounds_and_the_whole_interval_on_one_side(low, high, coverage,
+                                                                         verdict):
+    summary = Summary((low + high) / 2, low, high, coverage, low, high)
+    assert Ratio('a / b', 'never', 1.5, summary).verdict == verdict
+    assert Ratio('a / b', 'never', None, summary).verdict == ''
+
+
+@given(st.integers(1, 5), st.integers(1, 8), POSITIVE, POSITIVE)
+def test_equal_stages_reach_the_textbook_speed_up(stages, micro_batches, forward, backward):
+    schedule = gpipe(stages, micro_batches, checkpoint='never')
+    costs = {'F': forward, 'B': backward}
+    work = sum(costs[op.kind] for op in schedule)
+    taken = makespan(schedule, lambda op: costs[op.kind])
+    assert work / taken == pytest.approx(textbook_speedup(stages, micro_batches))
+
+
+@given(SCHEDULES, st.data())
+def test_the_simulated_makespan_is_no_less_than_any_device_and_no_more_than_all(schedule, data):
+    ops = list(schedule)
+    cost = dict(zip(ops, data.draw(st.lists(POSITIVE, min_size=len(ops), max_size=len(ops)))))
+    taken = makespan(schedule, cost.__getitem__)
+    assert taken >= max(sum(cost[op] for op in row) for row in schedule.rows) * (1 - 1e-12)
+    assert taken <= sum(cost.values()) * (1 + 1e-12)
+
+
+@given(SCHEDULES, st.data())
+def test_a_simulated_operation_starts_when_its_device_and_its_inputs_are_there(schedule, data):
+    ops = list(schedule)
+    cost = dict(zip(ops, data.draw(st.lists(POSITIVE, min_size=len(ops), max_size=len(ops)))))
+    times = simulate(schedule, cost.__getitem__)
+    assert times.keys() == set(ops)
+    for row in schedule.rows:
+        for before, op in zip([None, *row], row):
+            ready = [0.0 if before is None else times[before][1]]
+            sender = op.stage + {'F': -1, 'B': 1, 'R': schedule.stages}[op.kind]
+            if 0 <= sender < schedule.stages:
+                ready.append(times[Op(op.kind, sender, op.micro_batch)][1])
+            assert times[op] == (max(ready), max(ready) + cost[op])
+
+
+def test_a_schedule_that_waits_for_itself_is_refused():
+    rows = ((Op('B', 0, 0), Op('F', 0, 0)), (Op('F', 1, 0), Op('B', 1, 0)))
+    with pytest.raises(ValueError, match='deadlock: B0, F0 all wait'):
+        simulate(Schedule('crossed', 2, 1, rows), lambda op: 1.0)
+
+
+@given(st.floats(1e-6, 1.0), st.integers(1, 5))
+def test_the_disagreement_is_the_relative_error_of_the_worst_gradient(error, size):
+    reference = {'a': torch.ones(size, dtype=torch.float64), 'b': torch.ones(3).double()}
+    off = {**reference, 'a': reference['a'] * (1 + error)}
+    assert disagreement(off, reference) == pytest.approx(error)
+    assert disagreement(reference, reference) == 0.0
+
+
+@pytest.mark.parametrize('wrong', [{}, {'a': torch.tensor([float('nan')])}])
+def test_a_missing_gradient_or_one_that_is_no_number_is_an_infinite_disagreement(wrong):
+    assert disagreement(wrong, {'a': torch.ones(1)}) == float('inf')
+
+
+def tiny_work(chunks: int = 4) -> Work:
+    """Milliseconds of work, in the shape of a ResNet's."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(),
+                          nn.AvgPool2d(4), nn.Flatten(), nn.Linear(196, 10))
+    return Work(model, torch.randn(8, 1, 28, 28), torch.randint(10, (8,)), chunks, [3, 3])
+
+
+def test_micro_batches_of_unequal_size_are_refused():
+    with pytest.raises(ValueError, match='choose --chunks that divides --batch'):
+        tiny_work(chunks=3)
+
+
+@pytest.mark.slow   # torch needs seconds for its first operation that is watched
+def test_metered_peaks_hold_parameters_and_recompute_lowers_them():
+    work = tiny_work()
+    found = {(peak.engine, peak.checkpoint): peak for peak in peaks(work)}
+    own = sum(t.numel() * t.element_size()
+              for t in [*work.model.parameters(), *work.model.buffers()])
+    assert {peak.parameters for peak in found.values()} == {own}
+    assert all(peak.peak > own for peak in found.values())
+    for engine in ('fewgpu', 'torchgpipe'):
+        assert found[engine, 'except_last'].peak < found[engine, 'never'].peak
+    assert all(parameter.grad is None for parameter in work.model.parameters())
+
+
+@pytest.fixture(scope='module')
+def found(tmp_path_factory):
+    """A whole benchmark of the tiny network; measured once, for the tests that look at it."""
+    folder = tmp_path_factory.mktemp('bench')
+    console = Console(file=(folder / 'printed.txt').open('w'), width=140)
+    with one_thread():
+        work = tiny_work()
+        found = pipeline.compete(work, 2, console)
+    options = pipeline.Options(2, 'tiny', 8, 4, 2, (3, 3), 0, str(folder))
+    found |= {'options': dataclasses.asdict(options), 'machine': pipeline.surroundings(),
+              'balance': work.balance,
+              'memory': [dataclasses.asdict(peak) for peak in peaks(work)]}
+    report.show(found, console)
+    report.write(found, folder, console)
+    console.file.close()
+    return found, folder
+
+
+@pytest.mark.slow
+def test_every_contestant_is_measured_in_every_round_and_computes_the_same(found):
+    found, _ = found
+    engines = ('fewgpu', 'torchgpipe', 'torch.distributed.pipelining', 'one stage at a time')
+    names = {f'{engine} {mode}' for engine in engines for mode in ('never', 'except_last')}
+    names.add('plain (one core) never')
+    assert found['errors'].keys() == names
+    assert max(found['errors'].values()) <= pipeline.TOLERANCE
+    assert len(found['rounds']) == 2
+    for measured in found['rounds']:
+        assert measured['seconds'].keys() == names
+        assert min(measured['seconds'].values()) > 0
+        for mode in ('never', 'except_last'):
+            bound = measured['bound'][mode]
+            assert bound['alone'] / 2 <= bound['makespan'] <= bound['alone']
+
+
+@pytest.mark.slow
+def test_tables_file_and_picture_tell_the_same_rounds(found):
+    found, folder = found
+    printed = (folder / 'printed.txt').read_text()
+    stored = json.loads((folder / 'bench_pipeline.json').read_text())
+    assert stored['rounds'] == found['rounds']
+    for row in stored['ratios']:
+        assert row['what'] in printed
+        assert f'{row["summary"]["median"]:.3f}' in printed
+    first = next(row for row in stored['ratios'] if row['what'] == 'fewgpu / torchgpipe')
+    assert first['summary']['largest'] == max(
+        measured['seconds']['torchgpipe never'] / measured['seconds']['fewgpu never']
+        for measured in found['rounds'])
+    assert (folder / 'bench_pipeline.png').read_bytes().startswith(b'\x89PNG')
+
+
+@pytest.mark.slow
+@on_posix
+def test_an_error_in_the_benchmark_ends_the_processes():
+    with pytest.raises(KeyboardInterrupt):
+        with processes(tiny_work()) as peer:
+            pids = peer.pids()
+            raise KeyboardInterrupt
+    assert len(pids) == 2
+    assert not any(map(_alive, pids))
+
+
+@pytest.mark.slow
+@on_posix
+def test_a_process_that_dies_is_named_and_takes_the_others_down():
+    with pytest.raises(Failed, match='process 1 of torch.distributed.pipelining ended by itself'):
+        with processes(tiny_work()) as peer:
+            pids = peer.pids()
+            peer.ask('forget')
+            os.kill(pids[1], signal.SIGTERM)
+            peer.ask('step', checkpoint='never')
+    assert not any(map(_alive, pids))
+
+
+@pytest.mark.slow
+@on_posix
+def test_a_killed_benchmark_leaves_no_process_behind():
+    killed = subprocess.run([sys.executable, '-c', textwrap.dedent('''
+        import os, signal
+        from tests.bench.processes import processes
+        from tests.test_bench import tiny_work
+        with processes(tiny_work()) as peer:
+            peer.ask('forget')
+            print(*peer.pids(), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        ''')], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), str(ROOT / 'lib')])})
+    pids = [int(pid) for pid in killed.stdout.split()]
+    assert killed.returncode == -signal.SIGKILL
+    assert len(pids) == 2
+    deadline = time.monotonic() + 30
+    while any(map(_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_alive, pids))
+
+
+def _alive(pid: int) -> bool:
+    """Whether the process runs; one that nobody has waited for (a zombie) does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f'/proc/{pid}/stat')
+    return not (status.exists() and status.read_text().rpartition(')')[2].split()[0] == 'Z')
