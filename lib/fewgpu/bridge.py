@@ -8,6 +8,9 @@ The phony is an empty CPU tensor, also on GPUs: a node with CPU outputs runs in 
 called `backward`, so Launch may wait there while the workers call backward on their own devices.
 """
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,16 +27,25 @@ Gradients = list[torch.Tensor | None]
 
 
 class Step:
-    """One forward, and the backward that belongs to it: a schedule that is run in two halves."""
+    """One forward, and the backward that belongs to it: a schedule that is run in two halves.
 
-    def __init__(self, schedule: Schedule, stages: list[Stage]) -> None:
+    `turn` is held while a half runs, and has to be when a Step is made: the stages put shadows in
+    the place of the layers' parameters, and another step would take them for the parameters.
+    """
+
+    def __init__(self, schedule: Schedule, stages: list[Stage],
+                 turn: contextlib.AbstractContextManager) -> None:
+        self._turn = turn
         self._count = schedule.micro_batches
         self._last = schedule.stages - 1
         self._halves = tuple(map(with_messages, schedule.halves()))
         self._keeps = (schedule if torch.is_grad_enabled() else self._halves[0]).keeps
         self._devices = [stage.device for stage in stages]
-        context = Context.capture(self._devices)
-        self._stages = {stage.index: stage.begin(context, self._count) for stage in stages}
+        self._context = Context.capture(self._devices)
+        self._stages = {}
+        for stage in stages:
+            with _noted(f'in stage {stage.index} on {stage.device.name}, before the step'):
+                self._stages[stage.index] = stage.begin(self._context, self._count)
         self.spans: list[Stamps] = [[] for _ in stages]   #: (operation, start, end), a row a device
         self._gradients: list[Gradients] = []    # of the outputs, a list a micro-batch
         self._outputs: list[torch.Tensor] = []   # on their way into the caller's graph
@@ -49,7 +61,9 @@ class Step:
                             for parameter in stage.shadows if parameter.requires_grad]
         phony = None
         if torch.is_grad_enabled():
-            phony = _Launch.apply(self, *[leaves[k] for k in self._sources], *self._parameters)
+            anchor = torch.empty(0, device='cpu', requires_grad=True)   # a layer may bring leaves
+            phony = _Launch.apply(self, anchor, *[leaves[k] for k in self._sources],
+                                  *self._parameters)
         outputs, needed = self._run_forward(micro_batches)
         if not any(needed):
             return outputs
@@ -70,7 +84,9 @@ class Step:
         self._rows = [[len(leaf) if has_rows(leaf) else None for leaf in row] for row in leaves]
         needed = [any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in column)
                   for column in zip(*leaves)]
-        with self._devices[-1].counting(), torch.no_grad():
+        last = self._devices[-1]
+        with last.counting(), torch.no_grad(), _noted(f'in stage {self._last} on {last.name}, '
+                                                      f'putting the micro-batches together'):
             return gather(outputs), needed
 
     def take_outputs(self) -> tuple[torch.Tensor, ...]:
@@ -90,22 +106,33 @@ class Step:
 
     def backward(self, retain_graph: bool) -> Gradients:
         """Run the rest of the schedule; gradients of the inputs, then of the parameters."""
+        if self._context.streams and isinstance(threading.current_thread(), threading._DummyThread):
+            raise RuntimeError('the backward of a pipeline would block the thread in which torch runs '
+                               'the backwards of a GPU: use torch.utils.checkpoint with '
+                               'use_reentrant=False, or call backward from a thread of Python')
         if self._freed:
             raise RuntimeError('the graph of this forward was freed by its first backward; to go '
                                'through it a second time use backward(retain_graph=True) the first '
                                'time')
         self._freed = not retain_graph
+        for stage in self._stages.values():
+            stage.take_gradients()   # of a backward that failed half-way
         feed = {Message(GRADIENT, self._last, i): gradients
                 for i, gradients in enumerate(self._gradients)}
         self._gradients = []
-        micro_batches = self._run(1, feed, [Message(GRADIENT, -1, i) for i in range(self._count)],
-                                  retain_graph=retain_graph)
+        with self._turn:
+            micro_batches = self._run(1, feed, [Message(GRADIENT, -1, i)
+                                                for i in range(self._count)],
+                                      retain_graph=retain_graph)
         gathered: dict[nn.Parameter, torch.Tensor | None] = {}
         for stage in self._stages.values():
             gathered.update(stage.take_gradients())
-        return [*(self._input_gradient(k, device, micro_batches)
-                  for k, device in zip(self._sources, self._source_devices)),
-                *(gathered.pop(parameter) for parameter in self._parameters)]
+        with self._context.on_streams():
+            result = [*(self._input_gradient(k, device, micro_batches)
+                        for k, device in zip(self._sources, self._source_devices)),
+                      *(gathered.pop(parameter) for parameter in self._parameters)]
+        self._context.hand_over(result)
+        return result
 
     def _input_gradient(self, k: int, device: torch.device,
                         micro_batches: list[Gradients]) -> torch.Tensor | None:
@@ -114,7 +141,7 @@ class Step:
             return None
         like = next(part for part in parts if part is not None)
         if not has_rows(like):   # every micro-batch had the same tensor
-            return sum(part.to(device) for part in parts if part is not None)
+            return sum(part.to(device) for part in reversed(parts) if part is not None)
         return torch.cat([like.new_zeros(rows, *like.shape[1:]) if part is None else part
                           for part, rows in zip(parts, self._input_rows)]).to(device)
 
@@ -127,11 +154,21 @@ class Step:
         return values
 
 
+@contextlib.contextmanager
+def _noted(where: str) -> Iterator[None]:
+    """An error inside is told where it happened."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(where)
+        raise
+
+
 class _Launch(torch.autograd.Function):
     """Forward: nothing but a phony. Backward: the backward half of the step."""
 
     @staticmethod
-    def forward(ctx, step: Step, *sources: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, step: Step, anchor: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
         ctx.step = step
         return torch.empty(0, device='cpu')
 
@@ -141,7 +178,7 @@ class _Launch(torch.autograd.Function):
             raise RuntimeError('a pipeline has no gradient of its gradient: call backward without '
                                'create_graph, or use the plain module')
         retain_graph = torch._C._autograd._get_current_graph_task_keep_graph()
-        return None, *ctx.step.backward(retain_graph)
+        return None, None, *ctx.step.backward(retain_graph)
 
 
 class _Collect(torch.autograd.Function):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fewgpu.device import Device
+from fewgpu.recompute import is_recomputing, recomputing
 from fewgpu.rng import StepSeed
 
 
@@ -17,6 +18,7 @@ class Context:
     seed: StepSeed
     gradients: bool
     inference: bool
+    recomputing: bool                               # a pipeline in a pipeline may be
     autocast: tuple[tuple[str, torch.dtype], ...]   # (device type, dtype) where it is enabled
     default_device: torch.device
     streams: dict[torch.device, 'torch.cuda.Stream']
@@ -29,6 +31,7 @@ class Context:
             seed=StepSeed(),
             gradients=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
+            recomputing=is_recomputing(),
             autocast=tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds
                            if torch.is_autocast_enabled(kind)),
             default_device=torch.get_default_device(),
@@ -41,12 +44,31 @@ class Context:
             if self.inference:
                 stack.enter_context(torch.inference_mode())
             stack.enter_context(torch.set_grad_enabled(self.gradients))
+            stack.enter_context(recomputing(self.recomputing))
             if self.default_device.type != 'cpu':
                 stack.enter_context(self.default_device)
-            own = self.streams.get(device.torch)   # entered last: it makes its GPU the current one
-            for stream in [s for s in self.streams.values() if s is not own] + [own] * bool(own):
-                stack.enter_context(torch.cuda.stream(stream))
+            stack.enter_context(self.on_streams(device.torch))
             yield
+
+    @contextlib.contextmanager
+    def on_streams(self, current: torch.device | None = None) -> Iterator[None]:
+        """Inside, this thread uses the caller's streams; `current` becomes the current GPU."""
+        with contextlib.ExitStack() as stack:
+            for gpu in sorted(self.streams, key=lambda gpu: gpu == current):   # the current one last
+                stack.enter_context(torch.cuda.stream(self.streams[gpu]))
+            yield
+
+    def hand_over(self, tensors: Iterable[torch.Tensor | None]) -> None:
+        """Make what was computed on the streams of this step ready for the current streams, which
+        differ if the caller went to another stream after the forward."""
+        for gpu, stream in self.streams.items():
+            now = torch.cuda.current_stream(gpu)
+            if now == stream:
+                continue
+            now.wait_stream(stream)
+            for tensor in tensors:
+                if tensor is not None and tensor.device == gpu and tensor.layout is torch.strided:
+                    tensor.record_stream(now)
 
     @contextlib.contextmanager
     def casting(self) -> Iterator[None]:

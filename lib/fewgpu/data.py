@@ -82,7 +82,7 @@ def subset(dataset: TensorDataset, samples: int, seed: int | None = None) -> Ten
     Raises ValueError for fewer than one sample, or for more than there are.
     """
     if not 1 <= samples <= len(dataset):
-        raise ValueError(f"samples must be from 1 to {len(dataset)}, as many as the data set has, not {samples}")
+        raise ValueError(f"samples must be 1 to {len(dataset)}, as many as there are, not {samples}")
     if seed is None:
         rows = torch.arange(samples)
     else:
@@ -97,17 +97,22 @@ def _find_pair(datadir: Path, names: list[str]) -> list[Path]:
         raise FileNotFoundError(f"datadir {datadir} is not a folder; {remedy}")
     folders = [datadir / "MNIST" / "raw", datadir / "raw", datadir]
     for folder in folders:
-        either = [[path for path in (folder / name, folder / f"{name}.gz") if path.is_file()] for name in names]
-        if all(either):
-            return [paths[0] for paths in either]
+        files = [_either(folder / name) for name in names]
+        if all(files):
+            return files
     raise FileNotFoundError(
         f"no MNIST in datadir {datadir}: looked for {' and '.join(names)}, each with or without .gz, "
         f"in {', '.join(map(str, folders))}; {remedy}"
     )
 
 
+def _either(path: Path) -> Path | None:
+    """``path`` unpacked or packed, whichever is there."""
+    return next((file for file in (path, path.with_name(f"{path.name}.gz")) if file.is_file()), None)
+
+
 def _read_idx(path: Path, shape: tuple[int, ...], sha256: str | None) -> Tensor:
-    """Read an IDX file of N entries of ``shape``: uint8, N x shape. Every fault is an error that names the file."""
+    """Read an IDX file of N entries of ``shape`` (uint8, N x shape); errors name the file and its fault."""
     content, digest = bytearray(), hashlib.sha256()
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:

@@ -6,11 +6,13 @@ intra-op thread, and may keep a memory ledger with a limit. Several devices may 
 """
 
 import contextlib
+import functools
 import os
 import queue
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +24,7 @@ from fewgpu.malloc import keep_freed_memory
 keep_freed_memory()
 
 Job = Callable[[], None]
+_limited: set[torch.device] = set()   # GPUs whose allocator has a limit from `get_devices`
 
 
 class Device:
@@ -33,8 +36,10 @@ class Device:
 
     def __init__(self, device: torch.device | str | int = 'cpu', *, index: int = 0,
                  memory_limit: int | None = None) -> None:
-        self.torch = torch.device(device)
+        self.torch = torch.device(f'cuda:{device}' if isinstance(device, int) else device)
         self.is_virtual = self.torch.type == 'cpu'
+        if self.torch.type == 'cuda' and not torch.cuda.is_available():
+            raise ValueError(f"there is no {self.torch} here: use virtual CPU devices, 'cpu'")
         if self.torch.type == 'cuda' and self.torch.index is None:
             self.torch = torch.device('cuda', torch.cuda.current_device())
         self.index = index if self.is_virtual else (self.torch.index or 0)
@@ -77,6 +82,7 @@ class Device:
     def submit(self, job: Job) -> None:
         """Let the worker run `job` after what it was given before. A job must not raise."""
         if self._worker is None or self._worker.pid != os.getpid():   # threads do not survive fork
+            _prepare_for_fork()
             self._worker = _Worker(self.name, self.is_virtual)
             weakref.finalize(self, self._worker.jobs.put, None)
         self._worker.jobs.put(job)
@@ -120,12 +126,18 @@ def get_devices(n: int, *, kind: str | None = None, memory_limit: int | None = N
         raise ValueError("there is no GPU here; use virtual CPU devices: kind='cpu'")
     # Neighbouring stages share a GPU, so that little crosses between GPUs.
     devices = [Device(f'cuda:{i * gpus // n if n > gpus else i}') for i in range(n)]
-    if memory_limit is not None:
-        for gpu in {device.torch for device in devices}:
-            share = sum(device.torch == gpu for device in devices)
-            total = torch.cuda.get_device_properties(gpu).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, share * memory_limit / total), gpu)
+    for gpu, stages in Counter(device.torch for device in devices).items():
+        _limit_allocator(gpu, None if memory_limit is None else stages * memory_limit)
     return devices
+
+
+def _limit_allocator(gpu: torch.device, limit: int | None) -> None:
+    """Let torch's allocator give out `limit` bytes of a GPU; None lifts a limit set here before."""
+    if limit is None and gpu not in _limited:
+        return   # a limit that the learner set stays
+    total = torch.cuda.get_device_properties(gpu).total_memory
+    torch.cuda.set_per_process_memory_fraction(1.0 if limit is None else min(1.0, limit / total), gpu)
+    (_limited.discard if limit is None else _limited.add)(gpu)
 
 
 @contextlib.contextmanager
@@ -137,6 +149,14 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@functools.cache
+def _prepare_for_fork() -> None:
+    """The threads with which torch computes do not survive a fork: in the child, an operation that
+    waited for them would hang, where one core just computes it."""
+    if hasattr(os, 'register_at_fork'):   # not on Windows, which has no fork
+        os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
 
 
 class _Worker:

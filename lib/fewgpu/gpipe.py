@@ -8,6 +8,7 @@ Forward and backward are the two halves of a schedule (`fewgpu.schedule.gpipe`),
 interpreter in the workers of the devices; `fewgpu.bridge` joins them to the caller's graph.
 """
 
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,11 +18,12 @@ from torch import nn
 from fewgpu.batchnorm import DeferredBatchNorm
 from fewgpu.bridge import Step
 from fewgpu.device import Device
-from fewgpu.microbatch import scatter
-from fewgpu.partition import place, split, verify
+from fewgpu.microbatch import check_leaves, scatter
+from fewgpu.partition import place, split, verify_balance, verify_module
 from fewgpu.schedule import CHECKPOINTS, gpipe
 from fewgpu.stage import Stage
 from fewgpu.trace import Timeline
+from fewgpu.transport import refuse_devices_around
 
 
 class GPipe(nn.Module):
@@ -58,18 +60,21 @@ class GPipe(nn.Module):
             raise ValueError('number of chunks must be positive integer')
         if self.checkpoint not in CHECKPOINTS:
             raise ValueError("checkpoint is not one of 'always', 'except_last', or 'never'")
-        self.balance = verify(module, balance)
+        verify_module(module)
+        self.balance = verify_balance(module, balance)
         if deferred_batch_norm:
             module = DeferredBatchNorm.convert_deferred_batch_norm(module, self.chunks)
-        # The layers are children under their own names, so that the keys of the state_dict are the
-        # plain module's; the partitions are only views of them.
-        self._modules.update(module._modules)
-        self.__dict__['partitions'] = split(module, self.balance)
-        self.stage_devices: list[Device] = place(self.partitions, devices)
+        partitions = split(module, self.balance)
+        self.stage_devices: list[Device] = place(partitions, devices)
         self.devices = [device.torch for device in self.stage_devices]
+        self._turn = threading.RLock()    # of several threads that call the model at once
         self._spans: list | None = None   # (operation, start, end) of the latest step, a row a device
-        for part in (self, self.partitions, *self.partitions):   # layers keep their own modes
+        for part in (self, partitions, *partitions):   # layers keep their own modes
             part.training = module.training
+        # The layers are children under their own names, so that the keys of the state_dict are the
+        # plain module's; the partitions are only views of them. (Last: a layer may have any name.)
+        self.__dict__['partitions'] = partitions
+        self._modules.update(module._modules)
 
     @property
     def timeline(self) -> Timeline | None:
@@ -85,19 +90,29 @@ class GPipe(nn.Module):
         Raises TypeError for anything else; an exception in a layer comes out as it is, with a note
         that tells its stage and micro-batch.
         """
+        if 'input' in named:   # as nn.Sequential calls it
+            inputs += (named.pop('input'),)
         if len(inputs) != 1 or named:
             raise TypeError('GPipe takes one input, as nn.Sequential does: pass several tensors as '
                             'a tuple or dict, model((a, b)), which the first layer unpacks')
-        micro_batches = scatter(inputs[0], self.chunks)
-        if not self.balance:
+        if not self.balance:   # nothing to do, and nothing to cut
+            if not any(isinstance(leaf, torch.Tensor) for _, leaf in check_leaves(inputs[0])):
+                raise TypeError(f'expected Tensor, but got {type(inputs[0]).__name__}')
             return inputs[0]
+        micro_batches = scatter(inputs[0], self.chunks)
         checkpoint = self.checkpoint if self.training else 'never'
-        step = Step(gpipe(len(self.balance), len(micro_batches), checkpoint=checkpoint),
-                    self._stages())
-        self._spans = step.spans
-        return step.forward(inputs[0], micro_batches)
+        schedule = gpipe(len(self.balance), len(micro_batches), checkpoint=checkpoint)
+        refuse_devices_around(self.stage_devices)
+        with self._turn:
+            step = Step(schedule, self._stages(), self._turn)
+            self._spans = step.spans
+            return step.forward(inputs[0], micro_batches)
 
     def _stages(self) -> list[Stage]:
+        layers = [layer for partition in self.partitions for layer in partition]
+        if [*map(id, layers)] != [*map(id, self)]:
+            raise RuntimeError('a layer was added or replaced after the model had been cut into '
+                               'stages: change the layers first, then make the GPipe')
         return [Stage(j, module, device)
                 for j, (module, device) in enumerate(zip(self.partitions, self.stage_devices))]
 
@@ -116,7 +131,10 @@ class GPipe(nn.Module):
         return iter(self._modules.values())
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, '_spans': None}
+        return {**self.__dict__, '_spans': None, '_turn': None}
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__({**state, '_turn': threading.RLock()})
 
     def cuda(self, device: Any = None) -> 'GPipe':
         raise _moving_denied()

@@ -67,6 +67,7 @@ class Meter:
         self._steps: list[tuple[int, float]] = []   # samples, seconds
         self._last_memory: list[Memory] = []
         for gpu in self._gpus():
+            torch.cuda.init()   # or the allocator would not know the GPU yet
             torch.cuda.reset_peak_memory_stats(gpu)
 
     @contextlib.contextmanager

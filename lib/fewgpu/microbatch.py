@@ -34,11 +34,7 @@ def rows_of(batch: Any) -> int:
     Raises TypeError if there is no tensor with rows or something that cannot be passed on, and
     ValueError if tensors disagree about the number of rows; the message names the argument.
     """
-    leaves = named_leaves(batch)
-    for name, leaf in leaves:
-        if not isinstance(leaf, (torch.Tensor, *PASSED_ON)):
-            raise TypeError(f'{name} is a {type(leaf).__name__}; a mini-batch is made of tensors '
-                            f'(None, numbers and bools are passed on to every micro-batch)')
+    leaves = check_leaves(batch)
     tensors = [(name, leaf) for name, leaf in leaves if has_rows(leaf)]
     if not tensors:
         raise TypeError('expected Tensor: a mini-batch needs at least one tensor with rows to be '
@@ -49,6 +45,17 @@ def rows_of(batch: Any) -> int:
             raise ValueError(f'{name} has {len(tensor)} rows but {first_name} has {len(first)}: '
                              f'all tensors of a mini-batch are cut along their first dimension')
     return len(first)
+
+
+def check_leaves(batch: Any, name: str = 'input') -> list[tuple[str, Any]]:
+    """Every leaf with its name. Raises TypeError if one can neither be cut nor be passed on."""
+    leaves = named_leaves(batch, name)
+    for place, leaf in leaves:
+        if not isinstance(leaf, (torch.Tensor, *PASSED_ON)):
+            raise TypeError(f'expected Tensor: {place} is a {type(leaf).__name__}; a mini-batch is '
+                            f'made of tensors in tuples, lists and dicts (None, numbers and bools '
+                            f'are passed on to every micro-batch)')
+    return leaves
 
 
 def scatter(batch: Any, chunks: int) -> list[Any]:

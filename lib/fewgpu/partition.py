@@ -1,5 +1,6 @@
 """From a sequence of layers and a balance to stages, each on its device."""
 
+import operator
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
@@ -10,14 +11,9 @@ from torch import nn
 from fewgpu.device import Device, get_devices
 
 
-def verify(module: nn.Sequential, balance: Iterable[int] | None) -> list[int]:
-    """The balance as a list, if `module` can be cut so.
-
-    Raises TypeError if it is no nn.Sequential, ValueError if layers or parameters occur twice or
-    the balance does not fit; the message recommends `fewgpu.balance`.
-    """
-    if balance is None:
-        raise ValueError(_recommend('balance is required'))
+def verify_module(module: nn.Sequential) -> None:
+    """Raises TypeError if `module` is no nn.Sequential, ValueError if it has layers or parameters
+    in two places."""
     if not isinstance(module, nn.Sequential):
         raise TypeError('module must be nn.Sequential to be partitioned')
     if len(list(module.named_children())) != len(module):
@@ -25,7 +21,17 @@ def verify(module: nn.Sequential, balance: Iterable[int] | None) -> list[int]:
     if len(list(module.parameters())) != sum(len(list(layer.parameters())) for layer in module):
         raise ValueError('module with duplicate parameters in distinct children is not supported: '
                          'put the layers that share them into one layer')
-    balance = list(balance)
+    if any(map(nn.parameter.is_lazy, _tensors(module))):
+        raise ValueError('a lazy layer does not know its parameters yet: run the module once on a '
+                         'few rows, then make the pipeline')
+
+
+def verify_balance(module: nn.Sequential, balance: Iterable[int] | None) -> list[int]:
+    """The balance as a list. Raises ValueError, which recommends `fewgpu.balance`, if it does not
+    fit the module."""
+    if balance is None:
+        raise ValueError(_recommend('balance is required'))
+    balance = [operator.index(layers) for layers in balance]
     if any(layers <= 0 for layers in balance):
         raise ValueError(_recommend(
             f'all balance numbers must be positive integer (balance: {balance})'))

@@ -19,27 +19,39 @@ from torch import nn
 _thread = threading.local()
 
 
+def is_checkpointing() -> bool:
+    """True in a layer's forward that keeps no graph, because it will run a second time."""
+    return getattr(_thread, 'checkpointing', False)
+
+
 def is_recomputing() -> bool:
     """True in a layer's forward while it runs for the second time: do not count things twice."""
     return getattr(_thread, 'recomputing', False)
 
 
 @contextlib.contextmanager
-def recomputing() -> Iterator[None]:
-    before, _thread.recomputing = is_recomputing(), True
+def recomputing(again: bool = True) -> Iterator[None]:
+    """Inside, `is_recomputing()` answers `again`."""
+    before, _thread.recomputing = is_recomputing(), again
     try:
         yield
     finally:
         _thread.recomputing = before
 
 
-def dropping_graph() -> contextlib.AbstractContextManager:
+@contextlib.contextmanager
+def dropping_graph() -> Iterator[None]:
     """Inside, autograd builds its graph but saves no tensor in it.
 
     Under no_grad nobody would know which outputs need a gradient, and layers that ask whether
     gradients are enabled would behave differently the second time.
     """
-    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, _dropped)
+    before, _thread.checkpointing = is_checkpointing(), True
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, _dropped):
+            yield
+    finally:
+        _thread.checkpointing = before
 
 
 def _dropped(_: Any) -> torch.Tensor:
@@ -87,22 +99,59 @@ def buffer_slots(module: nn.Module) -> list[tuple[Any, Any]]:
 
 
 class Buffers:
-    """What the buffers of a module held when a forward began, for its recompute."""
+    """What the buffers of a module held when a forward began, for its recompute.
 
-    def __init__(self, module: nn.Module) -> None:
+    `overwritten` is shared by the micro-batches of a step: one that only read a buffer finds there
+    what a later one wrote over.
+    """
+
+    def __init__(self, module: nn.Module, overwritten: dict) -> None:
         self._swap = Swap(buffer_slots(module))
-        self._before = [(buffer, buffer._version, buffer.clone()) for buffer in self._current()]
-
-    def _current(self) -> list[torch.Tensor]:
-        return [container[key] for container, key in self._swap.slots]
+        self._overwritten = overwritten   # (id, version) -> buffer, copy of that version
+        self._before = [(container[key], container[key]._version)
+                        for container, key in self._swap.slots]
+        self._copies = [buffer.clone() for buffer, _ in self._before]
 
     def forget_unchanged(self) -> None:
         """After the forward: most buffers were only read; copies of those need not be kept."""
-        self._before = [(buffer, version, None if now is buffer and buffer._version == version
-                         else copy)
-                        for (buffer, version, copy), now in zip(self._before, self._current())]
+        for (buffer, version), copy in zip(self._before, self._copies):
+            if buffer._version != version:
+                self._overwritten[id(buffer), version] = buffer, copy
+        self._copies = []
 
     def restored(self) -> contextlib.AbstractContextManager:
-        """Inside, the module works on copies of what the buffers held."""
-        return self._swap.to([buffer.clone() if copy is None else copy
-                              for buffer, _, copy in self._before])
+        """Inside, the module works on copies of what the buffers held.
+
+        Raises RuntimeError if something else than a forward of this step has changed them.
+        """
+        return self._swap.to([self._held(buffer, version) for buffer, version in self._before])
+
+    def _held(self, buffer: torch.Tensor, version: int) -> torch.Tensor:
+        if buffer._version == version:
+            return buffer.clone()
+        if (id(buffer), version) not in self._overwritten:
+            raise RuntimeError('a buffer has changed since the forward that is to be recomputed: '
+                               "change it after the backward, or use checkpoint='never'")
+        return self._overwritten[id(buffer), version][1].clone()
+
+
+class Modes:
+    """Which parts of a module were training: a recompute does as the forward did, although the
+    caller may have called eval() since."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._modes = [(part, part.training) for part in module.modules()]
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        found = [(part, part.training) for part, _ in self._modes]
+        self._set(self._modes)
+        try:
+            yield
+        finally:
+            self._set(found)
+
+    @staticmethod
+    def _set(modes: list[tuple[nn.Module, bool]]) -> None:
+        for part, training in modes:
+            part.training = training

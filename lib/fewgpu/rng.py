@@ -7,11 +7,15 @@ opens the same stream again and sees the same masks.
 """
 
 import hashlib
+import sys
 import threading
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from fewgpu.recompute import is_checkpointing
 
 # One lock for the whole process: the streams are swapped into the default generators, of which
 # there is one a device.
@@ -66,12 +70,21 @@ class Stream(TorchDispatchMode):
         draws = _draws.get(func)
         if draws is None:
             draws = _draws[func] = torch.Tag.nondeterministic_seeded in getattr(func, 'tags', ())
-        if not draws:
-            return func(*args, **(kwargs or {}))
-        if (kwargs or {}).get('generator') is not None:
-            return func(*args, **kwargs)   # the layer brings a generator of its own
+        kwargs = kwargs or {}
+        if not draws or _is_off(func, args, kwargs):
+            return func(*args, **kwargs)
+        if kwargs.get('generator') is not None:   # the layer brings one of its own
+            if is_checkpointing():
+                raise RuntimeError('a layer draws from a random generator of its own, so its forward '
+                                   "cannot be recomputed: use checkpoint='never', or let it draw "
+                                   "from torch's default generator")
+            return func(*args, **kwargs)
+        if _in_torch_checkpoint():
+            raise RuntimeError('torch.utils.checkpoint round a layer that draws random numbers would '
+                               'draw others the second time: leave the recompute to the pipeline '
+                               "(checkpoint='always')")
         with _lock:
-            return self._draw(func, args, kwargs or {})
+            return self._draw(func, args, kwargs)
 
     def _draw(self, func, args, kwargs):
         generators = {kind: _generator(device) for kind, device in self._devices.items()}
@@ -93,6 +106,29 @@ class Stream(TorchDispatchMode):
         text = f'{seed.get()} {stage} {micro_batch}'.encode()
         number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 1
         return torch.Generator(generator.device).manual_seed(number).get_state()
+
+
+_SWITCHES = ('dropout_p', 'dropout', 'train', 'training')   # arguments of operations that may draw
+
+
+def _is_off(func: Any, args: tuple, kwargs: dict) -> bool:
+    """Attention without dropout, for one, is an operation that may draw, but does not."""
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.name in _SWITCHES:
+            value = args[index] if index < len(args) else kwargs.get(argument.name,
+                                                                     argument.default_value)
+            if value is not None and not value:
+                return True
+    return False
+
+
+def _in_torch_checkpoint() -> bool:
+    """Is this thread in the first forward of torch.utils.checkpoint? It saves the state of the
+    default generator, which it would put back in the backward; a stream has a state of its own."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != torch.utils.checkpoint.__file__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _generator(device: torch.device) -> torch.Generator:

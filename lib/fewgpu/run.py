@@ -4,6 +4,7 @@ Every schedule runs here, forward and backward, on threads and on ranks. There i
 loop.
 """
 
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from fewgpu.device import Device
 from fewgpu.schedule import ACTIVATION, GRADIENT, Message, Op, Schedule
 from fewgpu.stage import StageStep
-from fewgpu.transport import Mailbox, Stopped, call_devices, copy_to
+from fewgpu.transport import Mailbox, Parcel, Stopped, call_devices
 
 Stamps = list[tuple[Op, Any, Any]]   # (operation, start, end), as Device.now gives them
 
@@ -75,11 +76,11 @@ class Interpreter:
             self._mailbox.done(self._index)
 
     def _recv(self, op: Op, stage: StageStep) -> None:
-        value = self._mailbox.recv(op.message, self._index)
-        self._values[op.message] = copy_to(value, stage.stage.device.torch)
+        parcel = self._mailbox.recv(op.message, self._index)
+        self._values[op.message] = parcel.copy_to(stage.stage.device.torch)
 
     def _send(self, op: Op, stage: StageStep) -> None:
-        self._mailbox.send(op.message, self._values.pop(op.message))
+        self._mailbox.send(op.message, Parcel.of(self._values.pop(op.message)))
 
     def _F(self, op: Op, stage: StageStep) -> None:
         inputs = self._values.pop(Message(ACTIVATION, op.stage, op.micro_batch))
@@ -105,4 +106,5 @@ def _explain(error: BaseException, op: Op, device: str) -> None:
                    f'{op.micro_batch} ({op}){line}')
 
 
-_LIBRARIES = tuple(str(Path(file).parent) for file in (torch.__file__, __file__))
+_LIBRARIES = (*(str(Path(file).parent) for file in (torch.__file__, __file__)), '<frozen ',
+              *(sysconfig.get_path(name) for name in ('stdlib', 'platstdlib', 'purelib', 'platlib')))

@@ -27,7 +27,8 @@ from torch.utils import _pytree as pytree
 from fewgpu.batchnorm import DeferredBatchNorm
 from fewgpu.context import Context
 from fewgpu.device import Device
-from fewgpu.recompute import Buffers, Swap, dropping_graph, parameter_slots, recomputing
+from fewgpu.microbatch import check_leaves
+from fewgpu.recompute import Buffers, Modes, Swap, dropping_graph, parameter_slots, recomputing
 from fewgpu.rng import Stream
 
 
@@ -120,6 +121,8 @@ class StageStep:
     context: Context
     shadows: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
     _stashes: dict[int, Stash] = field(default_factory=dict)
+    _overwritten: dict = field(default_factory=dict)   # see Buffers
+    _versions: list[int] = field(default_factory=list)   # of the parameters, after the latest run
 
     def __post_init__(self) -> None:
         slots = parameter_slots(self.stage.module) if self.context.gradients else []
@@ -128,6 +131,8 @@ class StageStep:
                 self.shadows[parameter] = parameter.detach().requires_grad_(parameter.requires_grad)
         self._swap = Swap([(container, key) for container, key, _ in slots])
         self._values = [self.shadows[parameter] for _, _, parameter in slots]
+        self._modes = Modes(self.stage.module)
+        self._buffers = {_storage(buffer) for buffer in self.stage.module.buffers()}
 
     def forward(self, i: int, inputs: Any, keep: str) -> Any:
         """The outputs for micro-batch `i`, without a graph.
@@ -137,24 +142,31 @@ class StageStep:
         """
         if keep == 'input' and not self._needs_gradient(inputs):
             keep = 'graph'   # which will be empty
+        awaited = keep == 'input' or any(stash.buffers for stash in self._stashes.values())
+        buffers = Buffers(self.stage.module, self._overwritten) if awaited else None
         if keep == 'input':
-            buffers = Buffers(self.stage.module)
             with dropping_graph():   # on a copy: a first layer may work in place
                 outputs, _ = self._run(i, _copied(inputs))
-            buffers.forget_unchanged()
             self._stashes[i] = Stash(_flags(outputs), inputs=inputs, buffers=buffers)
         else:
             outputs, gate = self._run(i, inputs)
             if keep == 'graph':
                 self._stashes[i] = Stash(_flags(outputs), gate, _edges(outputs))
-        return pytree.tree_map_only(torch.Tensor, _detached, outputs)
+        if awaited:
+            buffers.forget_unchanged()
+        check_leaves(outputs, 'output')
+        self._hand_on_new_data()
+        return pytree.tree_map_only(torch.Tensor, self._leaving, outputs)
 
     def recompute(self, i: int) -> None:
         """Run the forward of micro-batch `i` again, this time with its graph."""
         stash = self._stashes[i]
         if stash.edges is not None:   # nothing needs a gradient, or the graph was retained
             return
-        with recomputing(), stash.buffers.restored():
+        if self._versions != self._versions_now():
+            raise RuntimeError('a parameter was changed between the forward and the backward (by an '
+                               'optimizer step, say): the forward cannot be recomputed as it was')
+        with recomputing(), self._modes.restored(), stash.buffers.restored():
             outputs, stash.gate = self._run(i, stash.inputs)
         if _flags(outputs) != stash.needs_gradient:
             raise RuntimeError('the recomputed forward does not return what the first one returned: '
@@ -186,7 +198,26 @@ class StageStep:
         gate = Gate()
         stream = Stream(self.context.seed, self.stage.index, i, self.stage.device.torch)
         with self._swap.to(self._values), self.context.casting(), stream:
-            return self.stage.module(gate.enter(inputs)), gate
+            outputs = self.stage.module(gate.enter(inputs))
+        self._versions = self._versions_now()
+        return outputs, gate
+
+    def _versions_now(self) -> list[int]:
+        return [value._version for value in self._values]
+
+    def _hand_on_new_data(self) -> None:
+        """A layer that constrains its weights may have said weight.data = ... to a shadow."""
+        for parameter, shadow in self.shadows.items():
+            if _storage(shadow) != _storage(parameter):
+                parameter.data = shadow.data
+
+    def _leaving(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As it crosses the boundary. Of a buffer a copy goes: the next forward may write into it
+        before the next stage has read it."""
+        detached = tensor.detach()
+        if _storage(tensor) in self._buffers:
+            detached = detached.clone()
+        return detached.requires_grad_(tensor.requires_grad)
 
     def _needs_gradient(self, inputs: Any) -> bool:
         return any(leaf.requires_grad for leaf in [*self._values, *pytree.tree_leaves(inputs)]
@@ -204,8 +235,9 @@ def _edges(outputs: Any) -> list[Any]:
             for leaf in pytree.tree_leaves(outputs)]
 
 
-def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().requires_grad_(tensor.requires_grad)
+def _storage(tensor: torch.Tensor) -> int | None:
+    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return tensor.untyped_storage()._cdata if plain else None
 
 
 def _copied(inputs: Any) -> Any:

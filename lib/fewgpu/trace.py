@@ -60,16 +60,21 @@ class Timeline:
 
 
 def _in_seconds(rows: Iterable[Iterable[tuple[Op, Any, Any]]]) -> list[list[tuple[Op, float, float]]]:
-    """GPU events become seconds: they are counted from the first event on the same GPU, all GPUs
-    from a common start, which holds to within the time of a kernel launch."""
+    """GPU events become seconds. Rows of the same GPU share a clock; the clocks of several GPUs,
+    and of the CPU, are taken to start together, which holds to within a kernel launch."""
     rows = [list(row) for row in rows]
-    result = []
+    clocks: dict[Any, Any] = {}   # device -> an event from which its times are counted
+    seconds, clock_of = [], []
     for row in rows:
-        if not row or isinstance(row[0][1], float):
-            result.append(row)
-            continue
-        first = row[0][1]
-        row[-1][2].synchronize()
-        result.append([(op, first.elapsed_time(start) / 1e3, first.elapsed_time(end) / 1e3)
-                       for op, start, end in row])
-    return result
+        device = getattr(row[0][1], 'device', 'cpu') if row else None
+        if row and device != 'cpu':
+            first = clocks.setdefault(device, row[0][1])
+            row[-1][2].synchronize()
+            row = [(op, first.elapsed_time(start) / 1e3, first.elapsed_time(end) / 1e3)
+                   for op, start, end in row]
+        seconds.append(row)
+        clock_of.append(device)
+    starts = {device: min(row[0][1] for row, other in zip(seconds, clock_of) if other == device)
+              for device in clock_of if device is not None}
+    return [[(op, start - starts[device], end - starts[device]) for op, start, end in row]
+            for row, device in zip(seconds, clock_of)]

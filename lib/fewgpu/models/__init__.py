@@ -1,4 +1,4 @@
-"""The networks of the workshop: each is an nn.Sequential and nothing else, so that it can be cut between its layers."""
+"""The networks of the workshop: each is an nn.Sequential and nothing else, to be cut between its layers."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ def build(arch: str, *, in_channels: int = 1, classes: int = 10) -> nn.Sequentia
         return vgg16(in_channels=in_channels, classes=classes)
     if match := re.fullmatch(r"resnet(\d+)", arch):
         return resnet(int(match[1]), in_channels=in_channels, classes=classes)
-    raise ValueError(f"unknown arch {arch!r}; known ones: {', '.join(ARCHITECTURES)}, and resnet of other depths")
+    raise ValueError(f"unknown arch {arch!r}; take one of {', '.join(ARCHITECTURES)}, or resnet of another depth")

@@ -1,7 +1,8 @@
 """How messages travel between devices, and who waits for them."""
 
-from fewgpu.transport.copies import copy_to
+from fewgpu.transport.copies import Parcel
 from fewgpu.transport.mailbox import Deadlock, Mailbox, Stopped
-from fewgpu.transport.threads import call_devices
+from fewgpu.transport.threads import call_devices, refuse_devices_around
 
-__all__ = ['Deadlock', 'Mailbox', 'Stopped', 'call_devices', 'copy_to']
+__all__ = ['Deadlock', 'Mailbox', 'Parcel', 'Stopped', 'call_devices',
+           'refuse_devices_around']

@@ -4,7 +4,7 @@ So a stage may work in place, a device's memory is its own, and a transfer betwe
 with the computation of both.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -12,47 +12,57 @@ from torch.utils import _pytree as pytree
 _copy_streams: dict[torch.device, 'torch.cuda.Stream'] = {}
 
 
-def copy_to(value: Any, device: torch.device) -> Any:
-    """A copy of all tensors of `value` on `device`; each keeps its `requires_grad`.
+class Parcel(NamedTuple):
+    """What a message carries: a nesting of tensors, and for each GPU that holds some of them the
+    event after which they are there. (The sender goes on enqueueing kernels at once: a receiver
+    that waited for all that its stream holds by then would wait for the next micro-batch, too.)"""
 
-    On GPUs it is ordered after what the current stream of the source holds, and before what the
-    current stream of `device` will hold.
-    """
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: _copy(tensor, device), value)
+    value: Any
+    ready: dict[torch.device, 'torch.cuda.Event']
 
+    @classmethod
+    def of(cls, value: Any) -> 'Parcel':
+        """To be called where the value was computed, before anything else is."""
+        gpus = {leaf.device for leaf in pytree.tree_leaves(value)
+                if isinstance(leaf, torch.Tensor) and leaf.device.type == 'cuda'}
+        return cls(value, {gpu: torch.cuda.current_stream(gpu).record_event() for gpu in gpus})
 
-def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    source = tensor.detach()
-    if source.device == device:
-        copy = source.clone()
-    elif 'cuda' not in (source.device.type, device.type):
-        copy = source.to(device)
-    else:
-        copy = _copy_aside(source, device)
-    return copy.requires_grad_(tensor.requires_grad)
+    def copy_to(self, device: torch.device) -> Any:
+        """A copy of all tensors on `device`, ready for its current stream; each keeps its
+        `requires_grad`."""
+        return pytree.tree_map_only(torch.Tensor, lambda t: self._copy(t, device), self.value)
 
+    def _copy(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        source = tensor.detach()
+        if source.device == device:
+            copy = source.clone()   # all stages on a GPU use the same stream
+        elif 'cuda' not in (source.device.type, device.type):
+            copy = source.to(device)
+        else:
+            copy = self._copy_aside(source, device)
+        return copy.requires_grad_(tensor.requires_grad)
 
-def _copy_aside(source: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Between a GPU and another, or from or to the host, on streams made for copies: torch copies
-    on the source's current stream, where it would wait behind computation."""
-    gpus = [place for place in (source.device, device) if place.type == 'cuda']
-    aside = [_copy_stream(gpu) for gpu in gpus]
-    for gpu, stream in zip(gpus, aside):
-        stream.wait_stream(torch.cuda.current_stream(gpu))
-    before = [torch.cuda.current_stream(gpu) for gpu in gpus]
-    for stream in aside:
-        torch.cuda.set_stream(stream)
-    try:
-        copy = source.to(device, non_blocking=device.type == 'cuda')
-    finally:
-        for stream in before:
+    def _copy_aside(self, source: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Between a GPU and another, or from or to the host, on streams made for copies: torch
+        copies on the source's current stream, where it would wait behind computation."""
+        gpus = [place for place in (source.device, device) if place.type == 'cuda']
+        aside = [_copy_stream(gpu) for gpu in gpus]
+        before = [torch.cuda.current_stream(gpu) for gpu in gpus]
+        if source.device in self.ready:
+            aside[0].wait_event(self.ready[source.device])
+        for stream in aside:
             torch.cuda.set_stream(stream)
-    if source.device.type == 'cuda':
-        source.record_stream(aside[0])        # not to be reused before it is copied
-    if device.type == 'cuda':
-        before[-1].wait_stream(aside[-1])
-        copy.record_stream(before[-1])
-    return copy
+        try:   # from the host it blocks: the caller may change what it passed in afterwards
+            copy = source.to(device)
+        finally:
+            for stream in before:
+                torch.cuda.set_stream(stream)
+        if source.device.type == 'cuda':
+            source.record_stream(aside[0])        # not to be reused before it is copied
+        if device.type == 'cuda':
+            before[-1].wait_stream(aside[-1])
+            copy.record_stream(before[-1])
+        return copy
 
 
 def _copy_stream(gpu: torch.device) -> 'torch.cuda.Stream':

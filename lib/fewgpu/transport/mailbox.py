@@ -15,7 +15,7 @@ class Mailbox:
     """Messages between the devices of a schedule, and the caller at its two ends.
 
     Messages have names, not an order. `time_limit` bounds every wait of a device (seconds). After
-    `abort` every device stops at its next operation, and `join` raises the first error.
+    `abort` every device stops at its next operation, and `raise_first_error` raises what was wrong.
     """
 
     def __init__(self, schedule: Schedule, *, time_limit: float | None = None) -> None:
@@ -75,10 +75,13 @@ class Mailbox:
             self._changed.notify_all()
 
     def join(self) -> None:
-        """The caller waits until every device is done; raises the first error, the real one."""
+        """The caller waits until every device is done."""
         with self._changed:
             while self._running:
                 self._changed.wait(1.0)   # not for ever: Ctrl-C is noticed on every system
+
+    def raise_first_error(self) -> None:
+        """After `join`: raise the first error of any device, the real one, if there was any."""
         if self._error is not None:
             error, self._error = self._error, None
             self._messages.clear()

@@ -12,8 +12,12 @@ import typer
 # command: (its module in this package, the function there, what --help says about it)
 COMMANDS = {
     "compare": ("compare", "compare", "Train ResNet-50 on MNIST plainly and as pipelines, and show them side by side."),
+    "run": ("run", "run", "Run a script with the kit's own Python."),
+    "lab": ("lab", "lab", "Start JupyterLab on the lessons."),
+    "kernel": ("lab", "kernel", "Register the kit as a kernel of a JupyterLab or JupyterHub that is there already."),
     "test": ("tests", "test", "Run the kit's own tests."),
 }
+PASS_ON = ("run", "lab")  # their arguments are for what they start
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:
@@ -29,7 +33,9 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     app.callback()(lambda: None)  # a command is always named, also while there is only one
     asked_for = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name, (module, function, summary) in COMMANDS.items():
-        app.command(name, short_help=summary)(_load(module, function) if name == asked_for else _unused)
+        reads = {"ignore_unknown_options": True, "allow_interspersed_args": False} if name in PASS_ON else {}
+        command = _load(module, function) if name == asked_for else _unused
+        app.command(name, short_help=summary, context_settings=reads)(command)
     return app
 
 

@@ -102,6 +102,20 @@ def memory_table(results: Iterable[Result]) -> Table:
     return table
 
 
+def notes(results: Iterable[Result]) -> list[str]:
+    """How the figures were measured, as the reports tell."""
+    reports = [result.report for result in results if result.report]
+    said = ['The bubble allows m n / (m + n - 1), for m chunks on n devices, if stages cost the same '
+            'and nothing is recomputed.']
+    for kind, about in (('busy', 'Busy share'), ('memory', 'Memory')):
+        for how in dict.fromkeys(report[f'{kind}_how'] for report in reports):
+            names = {report['engine'] for report in reports if report[f'{kind}_how'] == how}
+            whose = '' if names >= {report['engine'] for report in reports} else (
+                f" ({', '.join(sorted(names))})")
+            said.append(f"{about}{whose}: {how.rstrip('.')}.")
+    return said
+
+
 def _together(devices: Sequence[Memory]) -> Memory:
     reserved = [device.reserved for device in devices if device.reserved is not None]
     return Memory('together', *(sum(getattr(device, what) for device in devices)

@@ -1,0 +1,37 @@
+# What the job scripts share. They source it with $root, the folder of the kit.
+
+root=$(cd "$root" && pwd)
+if [[ -f $root/jobs/site.sh ]]; then   # modules and the like: see jobs/site.sh.example
+    source "$root/jobs/site.sh"
+fi
+
+# The Python that has the kit: the one that ./workshop.py made, or else one of this environment.
+python=
+has_the_kit='import importlib.util as i, sys; sys.exit(not (i.find_spec("fewgpu") and i.find_spec("torch")))'
+for candidate in "$root/.venv/bin/python" "$root/.venv/Scripts/python.exe" python3 python; do
+    if "$candidate" -c "$has_the_kit" 2>/dev/null; then
+        python=$candidate
+        break
+    fi
+done
+if [[ -z $python ]]; then
+    echo "No Python here has the kit: run ./workshop.py --help in $root first, which sets it up (on a cluster, on the login node)." >&2
+    exit 1
+fi
+
+# run SCRIPT GPU_FLAGS ARGUMENT...: train, with these flags first, so that the arguments overrule them:
+# GPU_FLAGS where there are GPUs; elsewhere a size that a few cores can do.
+run() {
+    local script=$1 size=(--batchsize 64 --samples 256)
+    if nvidia-smi -L >/dev/null 2>&1; then
+        read -ra size <<<"$2"
+    else
+        echo "No GPU here, so a small run, unless you ask for more: ${size[*]}"
+    fi
+    local name=${SLURM_JOB_NAME:-$(basename "$script" .py)}
+    shift 2
+    set -- "$python" "$root/$script" --report "$root/results/$name-${SLURM_JOB_ID:-local}.json" \
+        ${size[@]+"${size[@]}"} "$@"
+    echo "${SLURM_JOB_ID:+Job $SLURM_JOB_ID on ${SLURM_JOB_NODELIST:-this node}: }$*"
+    exec "$@"
+}

@@ -1,0 +1,17 @@
+"""Pictures: timelines of a pipeline, and bars that compare.
+
+    from fewgpu import plot
+
+    plot.timeline(model.timeline)                        # in a notebook the figure shows itself
+    plot.timeline(model.timeline).savefig('step.svg')    # also .pdf, .png
+
+Every function draws into `ax`, or into a new figure of its own, and returns the figure. None
+touches pyplot or needs a display. Kinds of operations differ in colour, in lightness and in
+hatching, so that they stay apart in grey print and for colour-blind readers.
+"""
+
+from fewgpu.plot.lengths import bars, memory_bars
+from fewgpu.plot.looks import Picture
+from fewgpu.plot.spans import timeline, timelines
+
+__all__ = ['Picture', 'bars', 'memory_bars', 'timeline', 'timelines']

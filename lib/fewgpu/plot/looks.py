@@ -1,0 +1,86 @@
+"""How things look in all pictures: colours, hatching, titles, and figures that show themselves."""
+
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from fewgpu.trace import WAITS
+
+
+class Look(NamedTuple):
+    """How a kind of thing is drawn."""
+
+    label: str
+    face: str
+    edge: str
+    hatch: str = ''
+    ink: str = '#10222f'   # of the number inside
+
+
+LOOKS = {   # in the order of the key
+    'F': Look('forward', '#c3dbee', '#6d9cc0'),
+    'R': Look('recompute', '#ffe9b8', '#d59a1e', '/////'),
+    'B': Look('backward', '#1f5583', '#10324f', ink='white'),
+    'I': Look('backward: inputs', '#3f8f8b', '#1d5653', ink='white'),
+    'W': Look('backward: weights', '#e7c9e0', '#a0508b', '....'),
+    'U': Look('update', '#d9d9d9', '#333333', 'xxxx'),
+    'send': Look('waits for a message', '#bdbdbd', 'none'),
+    'recv': Look('waits for a message', '#bdbdbd', 'none'),
+}
+OTHER = Look('other', '#b8b8b8', '#707070')
+IDLE = Look('idle', '#f1f1f1', 'none')
+PARAMETERS = Look('parameters', '#1f5583', '#10324f')
+ACTIVATIONS = Look('activations, gradients', '#c3dbee', '#6d9cc0')
+GREY = '#6a6a6a'   # of what is said besides
+
+
+class Picture(Figure):
+    """A figure that shows itself at the end of a notebook's cell, whatever backend is set."""
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format='png', dpi=180)   # sharp on screens with small pixels
+        width = {'width': round(90 * self.get_figwidth())}
+        return {'image/png': buffer.getvalue(), 'text/plain': repr(self)}, {'image/png': width}
+
+
+def new_axes(width: float, height: float) -> Axes:
+    """Axes in a figure of their own; inches."""
+    return Picture(figsize=(width, height), layout='constrained').add_subplot()
+
+
+def add_patch(ax: Axes, look: Look, x: float, y: float, width: float, height: float) -> Rectangle:
+    """Add a rectangle whose left edge is at x and whose middle is at y."""
+    # The edge is of the face's own hue: a white one would wipe out operations narrower than itself.
+    return ax.add_patch(Rectangle((x, y - height / 2), width, height, facecolor=look.face,
+                                  edgecolor=look.edge, hatch=look.hatch, linewidth=0.4))
+
+
+def label_rows(ax: Axes, names: Iterable[str], middles: Sequence[float] | None = None) -> None:
+    """Rows with names at their left, the first on top; `middles` says where, if not 1 apart."""
+    names = list(names)
+    ax.set_yticks(middles or range(len(names)), names)
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.tick_params(axis='y', length=0, labelsize=9)
+    ax.tick_params(axis='x', colors=GREY, labelsize=8)
+    ax.spines[['left', 'right', 'top']].set_visible(False)
+    ax.spines['bottom'].set_color(GREY)
+
+
+def head(ax: Axes, title: str, looks: Iterable[Look] = ()) -> None:
+    """The title and, in a line under it, what the colours mean."""
+    handles = [Line2D([], [], color=look.face, linewidth=2.5, label=look.label)
+               if look in (LOOKS[kind] for kind in WAITS) else
+               Patch(facecolor=look.face, edgecolor=look.edge, hatch=look.hatch, linewidth=0.4,
+                     label=look.label) for look in looks]
+    if title:
+        ax.set_title(title, loc='left', fontsize=10, fontweight='bold', pad=20 if handles else 6)
+    if handles:
+        ax.legend(handles=handles, loc='lower left', bbox_to_anchor=(0.0, 1.0), frameon=False,
+                  ncols=len(handles), fontsize=8, borderaxespad=0.2, borderpad=0.0,
+                  handlelength=1.4, columnspacing=1.4, handletextpad=0.5)

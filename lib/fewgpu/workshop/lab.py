@@ -1,0 +1,86 @@
+"""`./workshop.py lab` starts JupyterLab with this environment; `./workshop.py kernel` registers it elsewhere."""
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fewgpu.workshop import repository
+from fewgpu.workshop.run import become
+
+KERNEL = "fewgpu"  # what the kernel is called on a JupyterHub
+
+
+def lab(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGUMENTS", help="For JupyterLab, for example --no-browser --port 8890."),
+    ] = None,
+) -> None:
+    """Start JupyterLab on the lessons; Ctrl-C ends it, and every notebook that still runs in it.
+
+    Notebooks run in the kit's own environment, whatever other kernels are installed.
+    """
+    try:
+        root, extra = repository(), assets()
+    except FileNotFoundError as error:
+        raise typer.BadParameter(str(error)) from error
+    become([sys.executable, "-P", "-m", "jupyterlab", *options(root), *(arguments or [])], extra)
+
+
+def kernel() -> None:
+    """Make the kit's environment a kernel of your own JupyterLab or JupyterHub, under the name fewgpu.
+
+    `jupyter kernelspec remove fewgpu` takes it away again.
+    """
+    install = ["install", "--user", "--name", KERNEL, "--display-name", KERNEL]
+    code = subprocess.run([sys.executable, "-P", "-m", "ipykernel", *install], check=False).returncode
+    if code == 0:
+        print(f"Reload JupyterLab, open a lesson of {repository() / 'notebooks'},\n"
+              f"and choose the kernel {KERNEL} (its name stands at the top right of a notebook).")
+    raise typer.Exit(code)
+
+
+def options(root: Path) -> list[str]:
+    """JupyterLab's own options: all of the clone at `root` can be opened, and the lessons are shown first."""
+    return [
+        f"--ServerApp.root_dir={root}",
+        "--ContentsManager.preferred_dir=notebooks",
+        "--ServerApp.answer_yes=True",  # Ctrl-C stops it at once: notebooks are saved all the time
+        "--ServerApp.kernel_spec_manager_class=fewgpu.workshop.own_kernel.OwnKernel",
+        # It asks nobody, so that it works without a network and starts without a question about news.
+        "--LabApp.news_url=None",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]
+
+
+def assets() -> dict[str, str]:
+    """Environment variables that say where JupyterLab's pages are, if not in this environment.
+
+    An environment that builds upon another finds the packages there, but not what lies beside them:
+
+        <prefix>/lib/python3.x/site-packages/jupyterlab     the package
+        <prefix>/share/jupyter/lab/static                   the pages
+
+    Raises FileNotFoundError, with the remedy, if JupyterLab is not installed.
+    """
+    try:
+        files = metadata.files("jupyterlab") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    name = "share/jupyter/lab/static/index.html"
+    pages = next((file for file in files if file.as_posix().endswith(name)), None)
+    if pages is None:
+        raise FileNotFoundError("JupyterLab is not installed in this environment: `python -m pip install jupyterlab`, "
+                                "or `./workshop.py kernel` to use the one that you have.")
+    folder = Path(pages.locate()).resolve().parents[1]
+    if folder.is_relative_to(Path(sys.prefix).resolve()):
+        return {}
+    return {
+        "JUPYTERLAB_DIR": str(folder),
+        "JUPYTER_PATH": str(folder.parent),
+        "JUPYTER_CONFIG_PATH": str(folder.parents[2] / "etc" / "jupyter"),  # its extensions, the terminal for one
+    }

@@ -1,0 +1,79 @@
+"""What lessons share: a script that is run from a cell, and a prediction that is compared."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import fewgpu
+from fewgpu.meter import Memory
+from fewgpu.trace import Timeline
+from fewgpu.workshop import repository
+from fewgpu.workshop.picture import read_timeline
+from fewgpu.workshop.run import find_script
+
+
+class Report(dict[str, Any]):
+    """What a script's `--report` says about its run."""
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Of one training step; None where there was no pipeline."""
+        return read_timeline(self.get('timeline'))
+
+    @property
+    def memory(self) -> list[Memory]:
+        """Of every device."""
+        return [Memory(**row) for row in self.get('memory') or []]
+
+
+def run(command_line: str) -> Report | None:
+    """Run a script of the clone, as in `run('exercises/mnist_pytorch.py --arch resnet18')`.
+
+    Its output appears as it comes. Returns its report, or None if it failed. Who interrupts the
+    cell ends the script.
+
+    Raises FileNotFoundError if there is no such script.
+    """
+    script, *arguments = shlex.split(command_line)
+    path = find_script(script)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / 'report.json'
+        code = _show([sys.executable, str(path), *arguments, '--report', str(report)], hide=str(report))
+        if code == 0 and report.exists():
+            return Report(json.loads(report.read_text(encoding='utf-8')))
+    print(f'({path.name} ended with exit code {code}.)')
+    return None
+
+
+def _show(command: list[str], hide: str) -> int:
+    """Run it in the clone and print its output, but for lines with `hide`; its exit code."""
+    here = str(Path(fewgpu.__file__).parents[1])   # the script shall run with the lesson's fewgpu
+    path = os.pathsep.join(filter(None, [here, os.environ.get('PYTHONPATH')]))
+    environment = {**os.environ, 'PYTHONPATH': path, 'PYTHONUNBUFFERED': '1', 'PYTHONIOENCODING': 'utf-8'}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               encoding='utf-8', errors='replace', env=environment, cwd=repository())
+    try:
+        for line in process.stdout:
+            if hide not in line:
+                print(line, end='', flush=True)
+        return process.wait()
+    finally:   # the cell was interrupted: leave no process behind
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def compare(guess: float | None, measured: float, unit: str = '') -> None:
+    """Print a measurement beside what was predicted for it; None means that nothing was."""
+    said = f'Measured: {measured:.3g}{unit}.'
+    if guess is None:
+        print(f'{said} (No prediction was made.)')
+        return
+    near = abs(guess - measured) <= 0.2 * abs(measured)
+    print(f'{said} You predicted {guess:g}{unit}: ' + ('well seen.' if near else 'why is it not so?'))
