@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fewgpu
+from fewgpu import is_recomputing
 from fewgpu.gpipe import GPipe
 from tests.layers import Call
 
@@ -49,7 +50,6 @@ class Failing(nn.Module):
         self.runs = {FORWARD: 0, RECOMPUTE: 0, BACKWARD: 0}
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        from fewgpu import is_recomputing
         self.pass_by(RECOMPUTE if is_recomputing() else FORWARD)
         return Watch.apply(value, self)
 

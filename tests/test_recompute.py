@@ -132,13 +132,14 @@ def test_a_parameter_changed_before_the_backward_is_an_error(checkpoint: str) ->
 
 
 class NowAndThen(nn.Module):
-    """Writes into its buffer in some forwards only, and replaces another one."""
+    """Writes into a buffer in some forwards only, replaces another one, and sets a third one."""
 
     def __init__(self, writes: list[bool]) -> None:
         super().__init__()
         self.register_buffer('scale', torch.ones(4))
         self.register_buffer('total', torch.zeros(()))
         self.register_buffer('run', torch.zeros((), dtype=torch.int64))
+        self.register_buffer('latest', None)
         self.writes = writes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -146,6 +147,7 @@ class NowAndThen(nn.Module):
         if self.writes[int(self.run)]:
             self.scale += 1
         self.total = self.total + 0.25
+        self.latest = x.detach().mean()
         self.run += 1
         return result
 

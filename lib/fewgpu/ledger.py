@@ -44,8 +44,11 @@ class Ledger:
         for part in _plain(tensor):
             storage = part.untyped_storage()
             key = storage._cdata
-            if key not in self._live and (size := storage.nbytes()):
-                self._add(key, storage, size, parameters)
+            if key not in self._live:
+                if size := storage.nbytes():
+                    self._add(key, storage, size, parameters)
+            elif parameters:
+                self._mark(key)
 
     def _add(self, key: int, storage: torch.UntypedStorage, size: int, parameters: bool) -> None:
         with self._lock:
@@ -60,6 +63,14 @@ class Ledger:
             self.allocated += size
             self.peak = max(self.peak, self.allocated)
             self.parameters += size if parameters else 0
+
+    def _mark(self, key: int) -> None:
+        """What was counted when it was made on the device turns out to be a parameter."""
+        with self._lock:
+            reference, size, marked = self._live[key]
+            if not marked:
+                self._live[key] = reference, size, True
+                self.parameters += size
 
     def _remove(self, key: int) -> None:
         with self._lock:

@@ -94,8 +94,8 @@ def parameter_slots(module: nn.Module) -> list[tuple[Any, Any, nn.Parameter]]:
 
 
 def buffer_slots(module: nn.Module) -> list[tuple[Any, Any]]:
-    return [(part._buffers, name) for part in module.modules()
-            for name, buffer in part._buffers.items() if buffer is not None]
+    """Every place for a buffer, also where there is None so far."""
+    return [(part._buffers, name) for part in module.modules() for name in part._buffers]
 
 
 class Buffers:
@@ -108,14 +108,14 @@ class Buffers:
     def __init__(self, module: nn.Module, overwritten: dict) -> None:
         self._swap = Swap(buffer_slots(module))
         self._overwritten = overwritten   # (id, version) -> buffer, copy of that version
-        self._before = [(container[key], container[key]._version)
-                        for container, key in self._swap.slots]
-        self._copies = [buffer.clone() for buffer, _ in self._before]
+        held = [container[key] for container, key in self._swap.slots]
+        self._before = [(buffer, 0 if buffer is None else buffer._version) for buffer in held]
+        self._copies = [None if buffer is None else buffer.clone() for buffer in held]
 
     def forget_unchanged(self) -> None:
         """After the forward: most buffers were only read; copies of those need not be kept."""
         for (buffer, version), copy in zip(self._before, self._copies):
-            if buffer._version != version:
+            if buffer is not None and buffer._version != version:
                 self._overwritten[id(buffer), version] = buffer, copy
         self._copies = []
 
@@ -126,9 +126,9 @@ class Buffers:
         """
         return self._swap.to([self._held(buffer, version) for buffer, version in self._before])
 
-    def _held(self, buffer: torch.Tensor, version: int) -> torch.Tensor:
-        if buffer._version == version:
-            return buffer.clone()
+    def _held(self, buffer: torch.Tensor | None, version: int) -> torch.Tensor | None:
+        if buffer is None or buffer._version == version:
+            return None if buffer is None else buffer.clone()
         if (id(buffer), version) not in self._overwritten:
             raise RuntimeError('a buffer has changed since the forward that is to be recomputed: '
                                "change it after the backward, or use checkpoint='never'")

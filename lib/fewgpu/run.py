@@ -55,25 +55,32 @@ class Interpreter:
 
     def run(self) -> None:
         """Run the row. An error is given to the mailbox, which stops the other devices."""
-        op = None
         try:
-            stage = self._stages[self._row[0].stage]   # all stages of a row share device and modes
-            device = stage.stage.device
-            with stage.context.entered(device), device.counting():
-                for position, op in enumerate(self._row):
-                    self._mailbox.at(self._index, position)
-                    start = device.now()
-                    getattr(self, f'_{op.kind}')(op, self._stages[op.stage])
-                    self._spans.append((op, start, device.now()))
+            self._run_row()
         except Stopped:
             pass
         except BaseException as error:   # SystemExit and KeyboardInterrupt reach the caller too
-            if op is not None:
-                _explain(error, op, device.name)
             self._mailbox.abort(error)
-        finally:
+        finally:   # with `done` the caller goes on; this thread must not hold its step any longer
             self._values.clear()
+            self._stages = {}
             self._mailbox.done(self._index)
+
+    def _run_row(self) -> None:
+        stage = self._stages[self._row[0].stage]   # all stages of a row share device and modes
+        device = stage.stage.device
+        with stage.context.entered(device), device.counting():
+            for position, op in enumerate(self._row):
+                self._mailbox.at(self._index, position)
+                start = device.now()
+                try:
+                    getattr(self, f'_{op.kind}')(op, self._stages[op.stage])
+                except Stopped:
+                    raise
+                except BaseException as error:
+                    _explain(error, op, device.name)
+                    raise
+                self._spans.append((op, start, device.now()))
 
     def _recv(self, op: Op, stage: StageStep) -> None:
         parcel = self._mailbox.recv(op.message, self._index)

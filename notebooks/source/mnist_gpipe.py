@@ -249,21 +249,23 @@ claims.test('C06', sum(busy) < 1.05,
 print(schedule.gpipe(stages=n, micro_batches=4, checkpoint='never'))
 
 # %% [markdown]
+# In code it is one line:
+
+# %%
+def pipeline(m, checkpoint='never'):
+    return GPipe(new_model(), balance, devices=devices, chunks=m, checkpoint=checkpoint)
+
+
+# %% [markdown]
 # Devices still wait at the beginning, for the first micro-batch to arrive, and at the end. This idle part is the
 # *bubble*. With m micro-batches on n devices, and if all stages are equally fast, it is (n - 1) / (m + n - 1) of the
 # devices' time.
 #
-# **Predict:** what percentage of the devices' time is idle with 4 micro-batches? (You may use the formula. What
-# could make reality differ from it?)
+# **Predict:** what percentage of the devices' time is idle with 4 micro-batches? (You may use the formula. What could
+# make reality differ from it?)
 
 # %%
 my_guess = None        # percent
-
-
-
-def pipeline(m, checkpoint='never'):
-    return GPipe(new_model(), balance, devices=devices, chunks=m, checkpoint=checkpoint)
-
 
 pipelines = {m: measure(pipeline(m)) for m in (2, 4, 8)}
 compare(my_guess, 100 * pipelines[4].timeline.bubble, ' %')
@@ -313,7 +315,7 @@ plot.bars({f'chunks={m}': seconds for m, seconds in work.items()}, write='{:.2f}
 
 # %%
 claims.test('C15', best < 16 if steady else None,
-            f'fastest with {best}; a step with 16 is {work[16] / work[1]:.1f} times as much work as with 1')
+            f'fastest with {best}; a step with 16 is {work[16] / work[1]:.1f} times the work of one with 1')
 speedup = speed[best] / plain.samples_per_second
 allowed = best * n / (best + n - 1) * efficiency
 claims.test('C18', speedup > 0.8 * n if steady else None,
@@ -536,8 +538,8 @@ plot.timeline(by_time.timeline, title=script)
 fullest = max(memory.peak for memory in by_time.memory)
 alone = plain_report.memory[0].peak
 claims.test('C21', activations > weights and (shared or fullest < alone),
-            f'ResNet-50, 16 images: {activations / 1e6:.0f} MB of activations, {weights / 1e6:.0f} MB of '
-            f'weights; the fullest device of the pipeline holds {fullest / alone:.0%} of what one alone holds')
+            f'ResNet-50, 16 images: {activations / 1e6:.0f} MB of activations, {weights / 1e6:.0f} MB '
+            f'of weights; the fullest of {n} devices holds {fullest / alone:.0%} of what one alone holds')
 
 # %% [markdown]
 # ## 8 How high can you go?

@@ -1,5 +1,6 @@
 """`./workshop.py lab` starts JupyterLab with this environment; `./workshop.py kernel` registers it elsewhere."""
 
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -12,6 +13,7 @@ from fewgpu.workshop import repository
 from fewgpu.workshop.run import become
 
 KERNEL = "fewgpu"  # what the kernel is called on a JupyterHub
+SETTINGS = Path(__file__).with_name("jupyter")  # JupyterLab starts without asking whether to fetch news
 
 
 def lab(
@@ -25,7 +27,7 @@ def lab(
     Notebooks run in the kit's own environment, whatever other kernels are installed.
     """
     try:
-        root, extra = repository(), assets()
+        root, extra = repository(), environment()
     except FileNotFoundError as error:
         raise typer.BadParameter(str(error)) from error
     become([sys.executable, "-P", "-m", "jupyterlab", *options(root), *(arguments or [])], extra)
@@ -51,19 +53,17 @@ def options(root: Path) -> list[str]:
         "--ContentsManager.preferred_dir=notebooks",
         "--ServerApp.answer_yes=True",  # Ctrl-C stops it at once: notebooks are saved all the time
         "--ServerApp.kernel_spec_manager_class=fewgpu.workshop.own_kernel.OwnKernel",
-        # It asks nobody, so that it works without a network and starts without a question about news.
-        "--LabApp.news_url=None",
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     ]
 
 
-def assets() -> dict[str, str]:
-    """Environment variables that say where JupyterLab's pages are, if not in this environment.
+def environment() -> dict[str, str]:
+    """Environment variables that let JupyterLab find its pages, and our settings of it.
 
     An environment that builds upon another finds the packages there, but not what lies beside them:
 
         <prefix>/lib/python3.x/site-packages/jupyterlab     the package
-        <prefix>/share/jupyter/lab/static                   the pages
+        <prefix>/share/jupyter/lab/static                   its pages
+        <prefix>/etc/jupyter                                its extensions, the terminal for one
 
     Raises FileNotFoundError, with the remedy, if JupyterLab is not installed.
     """
@@ -76,11 +76,9 @@ def assets() -> dict[str, str]:
     if pages is None:
         raise FileNotFoundError("JupyterLab is not installed in this environment: `python -m pip install jupyterlab`, "
                                 "or `./workshop.py kernel` to use the one that you have.")
-    folder = Path(pages.locate()).resolve().parents[1]
-    if folder.is_relative_to(Path(sys.prefix).resolve()):
-        return {}
-    return {
-        "JUPYTERLAB_DIR": str(folder),
-        "JUPYTER_PATH": str(folder.parent),
-        "JUPYTER_CONFIG_PATH": str(folder.parents[2] / "etc" / "jupyter"),  # its extensions, the terminal for one
-    }
+    prefix = Path(pages.locate()).resolve().parents[4]
+    folders = {"JUPYTERLAB_DIR": [prefix / "share/jupyter/lab"], "JUPYTER_PATH": [prefix / "share/jupyter"],
+               "JUPYTER_CONFIG_PATH": [SETTINGS, prefix / "etc/jupyter"]}  # fmt: skip
+    if prefix == Path(sys.prefix).resolve():
+        folders = {"JUPYTER_CONFIG_PATH": [SETTINGS]}
+    return {variable: os.pathsep.join(map(str, paths)) for variable, paths in folders.items()}

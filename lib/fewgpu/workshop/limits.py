@@ -3,6 +3,9 @@
 A size is tried by what the script itself does: its `build` and its `train`, on one mini-batch. (One
 of a single sample comes first: then the optimizer's momentum is there, as it is in all later
 steps.) `fewgpu.workshop.search` chooses the sizes.
+
+The peak of a plain model is the same in every step. That of a stage differs by a micro-batch's
+output or so: what it has sent is its own until the neighbour fetches it, sooner or later.
 """
 
 import argparse
@@ -140,6 +143,8 @@ class Trials:
         if args.pipeline and isinstance(args.balance_by, list):
             flags += f' {as_flag(args.balance_by)}'
         print(f'Train it with: {flags}')
+        if args.pipeline:
+            print('(A step of a pipeline may need a little more than another: for a long run stay a little below.)')
         if args.report is not None:
             content = {**answer, 'memory_limit': args.memory_limit, 'runs': self._runs}
             args.report.write_text(json.dumps(content, indent=1) + '\n', encoding='utf-8')

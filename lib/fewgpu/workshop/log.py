@@ -93,10 +93,10 @@ def headlines(args: argparse.Namespace, meter: Watch) -> Iterator[str]:
                f'batch {args.batchsize} in {args.num_microbatches} micro-batches, recompute {args.checkpoint}')
     else:
         yield f'{args.arch} on {where}, a plain model: batch {args.batchsize}'
-    if meter.is_pipeline and meter.engine == 'fewgpu':
+    if meter.is_pipeline and not meter.devices[0].is_virtual:
         for name, stages in Counter(names).items():
             if stages > 1:
-                yield f'{stages} stages share {name}: they fit what one would not, but are no faster.'
+                yield f'{stages} stages share {name}, so expect no speed-up.'
     if meter.devices[0].is_virtual:
         yield f'No GPU here: {_describe(meter)}.'
     if args.pipeline and not meter.is_pipeline:
