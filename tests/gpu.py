@@ -15,8 +15,9 @@ GPU = torch.device('cuda', 0)
 @pytest.fixture(autouse=True)
 def exact() -> Iterator[None]:
     """No TF32, and always the same kernels. To be imported by a module of tests."""
-    settings = [(torch.backends.cudnn, 'deterministic', True), (torch.backends.cudnn, 'benchmark', False),
-                (torch.backends.cudnn, 'allow_tf32', False), (torch.backends.cuda.matmul, 'allow_tf32', False)]
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    settings = [(cudnn, 'deterministic', True), (cudnn, 'benchmark', False),
+                (cudnn, 'allow_tf32', False), (matmul, 'allow_tf32', False)]
     before = [getattr(module, name) for module, name, _ in settings]
     for module, name, value in settings:
         setattr(module, name, value)

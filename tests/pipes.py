@@ -16,8 +16,8 @@ from fewgpu import is_recomputing
 from fewgpu.gpipe import GPipe
 from tests.layers import Call
 
-__all__ = ['BACKWARD', 'CHECKPOINTS', 'FORWARD', 'RECOMPUTE', 'Call', 'Failing', 'Slow', 'cut', 'mlp', 'program',
-           'settled']
+__all__ = ['BACKWARD', 'CHECKPOINTS', 'FORWARD', 'RECOMPUTE', 'Call', 'Failing', 'Slow', 'cut', 'mlp',
+           'program', 'settled']
 
 CHECKPOINTS = ('always', 'except_last', 'never')
 FORWARD, RECOMPUTE, BACKWARD = 'forward', 'recompute', 'backward'

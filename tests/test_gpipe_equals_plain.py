@@ -147,6 +147,26 @@ def test_a_retained_graph_gives_its_gradients_again(case: Case) -> None:
     assert not compare(case, scenario)
 
 
+@given(cases())
+def test_gradients_come_through_the_callers_graph_and_by_no_other_way(case: Case) -> None:
+    """torch.autograd.grad gives what backward would add, and adds nothing."""
+    results = []
+    for direct in (True, False):
+        model = case.pipeline()
+        with seeded(case.seed):
+            loss = case.loss(model(case.inputs()))
+        wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if loss is None or not wanted:
+            return
+        if direct:
+            results.append(list(torch.autograd.grad(loss, wanted, allow_unused=True)))
+            assert all(parameter.grad is None for parameter in model.parameters())
+        else:
+            loss.backward()
+            results.append([parameter.grad for parameter in wanted])
+    assert not differences(*results)
+
+
 @given(cases(), st.sampled_from(sorted(EVERY_MODE)))
 def test_evaluation_equals_plain_and_changes_nothing(case: Case, mode: str) -> None:
     def scenario(engine: Pipelined) -> list:

@@ -1,5 +1,6 @@
 """Laws of random streams: who draws what does not depend on who runs first."""
 
+import contextlib
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fewgpu.gpipe import GPipe
+from fewgpu.recompute import dropping_graph
 from fewgpu.rng import StepSeed, Stream
 from tests.layers import Call
 from tests.networks import Case, cases, seeded, virtual
@@ -50,7 +52,6 @@ def sequential(function, stages: int = 2) -> nn.Sequential:
 @pytest.mark.parametrize('how', DRAWING)
 def test_a_stream_gives_the_same_numbers_again_and_leaves_the_callers_alone(how: str) -> None:
     x = torch.arange(32.).view(4, 8).cos()
-    StepSeed(1)
     before = torch.get_rng_state()
     results = []
     for key in [(1, 0, 0), (1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1)]:
@@ -161,6 +162,19 @@ def test_a_layers_own_generator_is_left_to_it() -> None:
     assert torch.allclose(outputs, model[0](torch.ones(1, 8)) * torch.rand(8, generator=generator))
     with pytest.raises(RuntimeError, match='generator of its own'):
         GPipe(model, [1, 1], devices=virtual(2), checkpoint='always')(torch.ones(1, 8))
+
+
+@given(st.sampled_from([0.0, 0.5]), st.booleans(), st.booleans())
+def test_an_rnn_of_cudnn_that_draws_is_not_recomputed(dropout: float, train: bool,
+                                                      again: bool) -> None:
+    """cuDNN has random states of its own. (Here the operation gets as far as to say that it wants a
+    GPU, or is refused before.)"""
+    x = torch.ones(2, 1, 3)
+    hints = 'generator of its own' if dropout and train and again else '^(?!.*of its own)'
+    with dropping_graph() if again else contextlib.nullcontext():
+        with Stream(StepSeed(1), 0, 0, CPU), pytest.raises(Exception, match=hints):
+            torch.ops.aten._cudnn_rnn(x, [x], 1, None, x, x, 2, 3, 0, 2, False, dropout, train,
+                                      False, [], None)
 
 
 def test_a_step_seed_is_drawn_once_and_only_when_it_is_needed() -> None:

@@ -73,16 +73,17 @@ class Stream(TorchDispatchMode):
         kwargs = kwargs or {}
         if not draws or _is_off(func, args, kwargs):
             return func(*args, **kwargs)
-        if kwargs.get('generator') is not None:   # the layer brings one of its own
+        if kwargs.get('generator') is not None or func is _CUDNN_RNN:   # not torch's generator
             if is_checkpointing():
-                raise RuntimeError('a layer draws from a random generator of its own, so its forward '
-                                   "cannot be recomputed: use checkpoint='never', or let it draw "
-                                   "from torch's default generator")
+                raise RuntimeError('a layer draws from a random generator of its own (as an RNN '
+                                   'with dropout does on a GPU), so its forward cannot be '
+                                   "recomputed: use checkpoint='never', or let it draw from torch's "
+                                   'default generator, as nn.Dropout does')
             return func(*args, **kwargs)
         if _in_torch_checkpoint():
-            raise RuntimeError('torch.utils.checkpoint round a layer that draws random numbers would '
-                               'draw others the second time: leave the recompute to the pipeline '
-                               "(checkpoint='always')")
+            raise RuntimeError('torch.utils.checkpoint round a layer that draws random numbers '
+                               'would draw others the second time: leave the recompute to the '
+                               "pipeline (checkpoint='always')")
         with _lock:
             return self._draw(func, args, kwargs)
 
@@ -108,6 +109,7 @@ class Stream(TorchDispatchMode):
         return torch.Generator(generator.device).manual_seed(number).get_state()
 
 
+_CUDNN_RNN = torch.ops.aten._cudnn_rnn.default
 _SWITCHES = ('dropout_p', 'dropout', 'train', 'training')   # arguments of operations that may draw
 
 

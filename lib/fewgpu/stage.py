@@ -164,13 +164,13 @@ class StageStep:
         if stash.edges is not None:   # nothing needs a gradient, or the graph was retained
             return
         if self._versions != self._versions_now():
-            raise RuntimeError('a parameter was changed between the forward and the backward (by an '
-                               'optimizer step, say): the forward cannot be recomputed as it was')
+            raise RuntimeError('a parameter was changed between the forward and the backward (by '
+                               'an optimizer step, say): the forward cannot be recomputed as it was')
         with recomputing(), self._modes.restored(), stash.buffers.restored():
             outputs, stash.gate = self._run(i, stash.inputs)
         if _flags(outputs) != stash.needs_gradient:
-            raise RuntimeError('the recomputed forward does not return what the first one returned: '
-                               'a layer must do the same both times')
+            raise RuntimeError('the recomputed forward does not return what the first one '
+                               'returned: a layer must do the same both times')
         stash.edges = _edges(outputs)
         stash.inputs = stash.buffers = None
 

@@ -9,7 +9,6 @@ import hashlib
 from pathlib import Path
 
 import jupytext
-import nbformat
 
 SOURCES = Path(__file__).resolve().parent
 KERNEL = {'display_name': 'Python 3 (ipykernel)', 'language': 'python', 'name': 'python3'}
@@ -23,14 +22,15 @@ def sources() -> list[Path]:
 def made_from(source: str) -> str:
     """The text of the notebook that is made from the text of a source; equal texts give equal ones."""
     notebook = jupytext.reads(source, fmt='py:percent')
-    notebook.metadata = nbformat.from_dict({'kernelspec': KERNEL, 'language_info': {'name': 'python'}})
+    notebook.metadata.clear()
+    notebook.metadata.update(kernelspec=KERNEL, language_info={'name': 'python'})
     names = set()
     for number, cell in enumerate(notebook.cells):
         # Named after its text: a new cell does not rename the others.
         name = hashlib.sha256(cell.source.encode()).hexdigest()[:8]
         cell.id = name if name not in names else f'{name}-{number}'
         names.add(cell.id)
-    return nbformat.writes(notebook, version=4) + '\n'
+    return jupytext.writes(notebook, fmt='ipynb') + '\n'
 
 
 if __name__ == '__main__':

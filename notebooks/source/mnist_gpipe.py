@@ -28,6 +28,8 @@
 # kernel *fewgpu* at the top right; `./workshop.py kernel` puts it there.)
 
 # %%
+from types import SimpleNamespace
+
 import torch
 from matplotlib import pyplot as plt
 from torch import nn
@@ -189,7 +191,7 @@ claims.test('C08', between < inside, f'{between / 1e3:.0f} KB an image cross a c
 
 # %% [markdown]
 # Now train. `measure` does a few steps as usual, while a `Watch` notes the memory of each device, the speed,
-# and what each device did when. First the plain model, on one device.
+# and what each device did when. First the plain model, on one device:
 
 # %%
 def measure(model, rows=batch, steps=4):
@@ -203,12 +205,13 @@ def measure(model, rows=batch, steps=4):
             optimizer.zero_grad()
             cross_entropy(model(x), y).backward()
             optimizer.step()
-    return watch
+    return SimpleNamespace(speed=watch.samples_per_second, memory=watch.memory(),
+                           timeline=watch.timeline)
 
 
 plain = measure(new_model().to(devices[0].torch))
-print(f'{plain.samples_per_second:.1f} samples/sec')
-print(*plain.memory(), sep='\n')
+print(f'{plain.speed:.1f} samples/sec')
+print(*plain.memory, sep='\n')
 
 # %% [markdown]
 # Then the simplest way to use two devices, *model parallelism*: the first layers on one, the others on the next.
@@ -220,7 +223,7 @@ my_guess = None        # times
 
 balance = balances['time']
 naive = measure(ModelParallel(new_model(), balance, devices=devices))
-compare(my_guess, naive.samples_per_second / plain.samples_per_second, ' times as fast')
+compare(my_guess, naive.speed / plain.speed, ' times as fast')
 
 # %%
 plot.timeline(naive.timeline, title='Model parallelism: the number is the micro-batch')
@@ -271,7 +274,7 @@ pipelines = {m: measure(pipeline(m)) for m in (2, 4, 8)}
 compare(my_guess, 100 * pipelines[4].timeline.bubble, ' %')
 
 # %%
-timelines = {1: naive.timeline} | {m: watch.timeline for m, watch in pipelines.items()}
+timelines = {1: naive.timeline} | {m: measured.timeline for m, measured in pipelines.items()}
 plot.timelines({f'chunks={m}': timeline for m, timeline in timelines.items()})
 
 # %% [markdown]
@@ -297,10 +300,10 @@ claims.test('C14', bubble[1] > bubble[2] > bubble[4],
 my_guess = None        # micro-batches
 
 pipelines[16] = measure(pipeline(16))
-speed = {m: watch.samples_per_second for m, watch in ({1: naive} | pipelines).items()}
+speed = {m: measured.speed for m, measured in ({1: naive} | pipelines).items()}
 best = max(speed, key=speed.get)
 compare(my_guess, best, ' micro-batches are fastest')
-plot.bars({'plain, one device': plain.samples_per_second}
+plot.bars({'plain, one device': plain.speed}
           | {f'chunks={m}': value for m, value in speed.items()}, title='Samples a second')
 
 # %% [markdown]
@@ -316,7 +319,7 @@ plot.bars({f'chunks={m}': seconds for m, seconds in work.items()}, write='{:.2f}
 # %%
 claims.test('C15', best < 16 if steady else None,
             f'fastest with {best}; a step with 16 is {work[16] / work[1]:.1f} times the work of one with 1')
-speedup = speed[best] / plain.samples_per_second
+speedup = speed[best] / plain.speed
 allowed = best * n / (best + n - 1) * efficiency
 claims.test('C18', speedup > 0.8 * n if steady else None,
             f'{n} devices are {speedup:.2f} times as fast as one; the bubble and this machine allow '
@@ -342,7 +345,7 @@ my_guess = None        # percent
 rows = 2 * batch       # more images, to have activations worth throwing away
 kept = measure(pipeline(8, 'never'), rows, steps=3)
 recomputed = measure(pipeline(8, 'except_last'), rows, steps=3)
-longer = kept.samples_per_second / recomputed.samples_per_second - 1
+longer = kept.speed / recomputed.speed - 1
 compare(my_guess, 100 * longer, ' % longer')
 plot.timelines({'Without recompute': kept.timeline, 'With recompute': recomputed.timeline})
 
@@ -351,18 +354,18 @@ plot.timelines({'Without recompute': kept.timeline, 'With recompute': recomputed
 
 # %%
 whole = measure(new_model().to(devices[0].torch), rows, steps=2)
-plot.memory_bars({'plain': whole.memory(), 'pipeline': kept.memory(),
-                  'with recompute': recomputed.memory()}, title=f'Peak memory, {rows} images')
+plot.memory_bars({'plain': whole.memory, 'pipeline': kept.memory,
+                  'with recompute': recomputed.memory}, title=f'Peak memory, {rows} images')
 
 # %%
-def on_top(watch):
+def on_top(measured):
     """Bytes that a step needs on top of those that stay: weights, gradients, momentum."""
-    return sum(memory.peak - memory.allocated for memory in watch.memory())
+    return sum(memory.peak - memory.allocated for memory in measured.memory)
 
 
 claims.test('C17', on_top(recomputed) < on_top(kept) / 2,
             f'{on_top(kept) / on_top(recomputed):.1f} times less memory on top of weights, gradients '
-            f'and momentum, for steps {longer:.0%} longer')
+            'and momentum' + f', for steps {longer:.0%} longer' * steady)
 
 # %% [markdown]
 # With recompute a stage keeps the inputs of its micro-batches, and the activations of one. What the last device still holds
@@ -602,7 +605,8 @@ higher = run(f'{script} --arch {arch} --memory_limit {limit} --test_samples 32 '
 
 # %%
 claims.test('C22', abs(peak) > 0.02 and bool(fits) and not does_not_fit and bool(higher),
-            f'by memory: speed {change:+.0%}, fullest device {peak:+.0%}; with {limit} a device '
+            f'by memory: fullest device {peak:+.0%}' + f', speed {change:+.0%}' * steady +
+            f'; with {limit} a device '
             f"{largest['find_batchsize']} images fit plainly, as a pipeline {my_guess}"
             + ('' if higher else ' do not'))
 

@@ -13,7 +13,9 @@ from fewgpu.workshop import repository
 from fewgpu.workshop.run import become
 
 KERNEL = "fewgpu"  # what the kernel is called on a JupyterHub
-SETTINGS = Path(__file__).with_name("jupyter")  # JupyterLab starts without asking whether to fetch news
+# Settings of JupyterLab that come before all others. Its kernel python3, the lessons' own, is the Python that runs it,
+# whatever is registered under that name; and it starts without asking whether to fetch news.
+SETTINGS = Path(__file__).with_name("jupyter")
 
 
 def lab(
@@ -52,7 +54,6 @@ def options(root: Path) -> list[str]:
         f"--ServerApp.root_dir={root}",
         "--ContentsManager.preferred_dir=notebooks",
         "--ServerApp.answer_yes=True",  # Ctrl-C stops it at once: notebooks are saved all the time
-        "--ServerApp.kernel_spec_manager_class=fewgpu.workshop.own_kernel.OwnKernel",
     ]
 
 
@@ -77,8 +78,10 @@ def environment() -> dict[str, str]:
         raise FileNotFoundError("JupyterLab is not installed in this environment: `python -m pip install jupyterlab`, "
                                 "or `./workshop.py kernel` to use the one that you have.")
     prefix = Path(pages.locate()).resolve().parents[4]
-    folders = {"JUPYTERLAB_DIR": [prefix / "share/jupyter/lab"], "JUPYTER_PATH": [prefix / "share/jupyter"],
-               "JUPYTER_CONFIG_PATH": [SETTINGS, prefix / "etc/jupyter"]}  # fmt: skip
     if prefix == Path(sys.prefix).resolve():
-        folders = {"JUPYTER_CONFIG_PATH": [SETTINGS]}
-    return {variable: os.pathsep.join(map(str, paths)) for variable, paths in folders.items()}
+        return {"JUPYTER_PATH": str(SETTINGS), "JUPYTER_CONFIG_PATH": str(SETTINGS)}
+    return {
+        "JUPYTERLAB_DIR": str(prefix / "share/jupyter/lab"),
+        "JUPYTER_PATH": f"{SETTINGS}{os.pathsep}{prefix / 'share/jupyter'}",
+        "JUPYTER_CONFIG_PATH": f"{SETTINGS}{os.pathsep}{prefix / 'etc/jupyter'}",
+    }
