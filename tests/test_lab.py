@@ -56,7 +56,8 @@ def test_arguments_of_lab_reach_jupyterlab_after_its_own(monkeypatch):
 
 @pytest.mark.parametrize("code", [0, 1, 7, 130, 255])
 def test_a_script_runs_in_the_folder_one_is_in_and_its_exit_code_is_passed_on(tmp_path, code):
-    (tmp_path / "my script.py").write_text("import os, sys; print(os.getcwd(), sys.argv[2]); sys.exit(int(sys.argv[1]))")
+    lines = "import os, sys; print(os.getcwd(), sys.argv[2]); sys.exit(int(sys.argv[1]))"
+    (tmp_path / "my script.py").write_text(lines)
     done = workshop("run", "my script.py", str(code), "--help", folder=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (code, f"{tmp_path} --help\n", "")
 
@@ -94,12 +95,15 @@ def test_the_registered_kernel_is_the_kits_own_python(tmp_path):
 
 
 def test_jupyterlabs_pages_are_found_also_where_they_are_in_another_environment(monkeypatch, tmp_path):
+    for variable in ("JUPYTER_PATH", "JUPYTER_CONFIG_PATH"):
+        monkeypatch.setenv(variable, str(tmp_path))
     here = lab.environment()
+    assert all(str(tmp_path) in here[variable] for variable in ("JUPYTER_PATH", "JUPYTER_CONFIG_PATH"))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     elsewhere = lab.environment()
     assert (Path(elsewhere["JUPYTERLAB_DIR"]) / "static/index.html").is_file()
     for variable, folders in elsewhere.items():
-        assert variable == "JUPYTERLAB_DIR" or all(Path(folder).is_dir() for folder in folders.split(os.pathsep))
+        assert all(Path(folder).is_dir() for folder in folders.split(os.pathsep)), folders
         assert folders.startswith(here.get(variable, ""))
 
 

@@ -11,7 +11,7 @@ from fewgpu.device import Device
 from fewgpu.ledger import Counting, Ledger
 
 OPERATIONS = {   # some give a view or work in place, some allocate, some do either
-    'clone': torch.clone, 'view': lambda t: t.view(-1), 'reshape': lambda t: t.t().reshape(-1),
+    'clone': torch.clone, 'view': lambda t: t[None], 'reshape': lambda t: t.t().reshape(-1),
     'transpose': torch.t, 'contiguous': lambda t: t.t().contiguous(), 'detach': torch.detach,
     'slice': lambda t: t[:, :1], 'copy of slice': lambda t: t[:1].clone(),
     'add_': lambda t: t.add_(1), 'relu_': torch.relu_,

@@ -29,7 +29,8 @@ def one_step(engine: Pipelined) -> list:
     return train_step(engine, 0)
 
 
-@given(cases(start='nest', first=('mix', 'linear in nest', 'mix')))
+@given(cases(start='nest', first=('mix', 'linear in nest', 'mix'),
+             inputs_need_gradient=True))
 def test_numbers_masks_and_none_reach_every_layer_in_every_micro_batch(case: Case) -> None:
     assert not compare(case, one_step)
 

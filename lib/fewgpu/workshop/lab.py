@@ -78,10 +78,13 @@ def environment() -> dict[str, str]:
         raise FileNotFoundError("JupyterLab is not installed in this environment: `python -m pip install jupyterlab`, "
                                 "or `./workshop.py kernel` to use the one that you have.")
     prefix = Path(pages.locate()).resolve().parents[4]
-    if prefix == Path(sys.prefix).resolve():
-        return {"JUPYTER_PATH": str(SETTINGS), "JUPYTER_CONFIG_PATH": str(SETTINGS)}
+    elsewhere = prefix != Path(sys.prefix).resolve()
     return {
-        "JUPYTERLAB_DIR": str(prefix / "share/jupyter/lab"),
-        "JUPYTER_PATH": f"{SETTINGS}{os.pathsep}{prefix / 'share/jupyter'}",
-        "JUPYTER_CONFIG_PATH": f"{SETTINGS}{os.pathsep}{prefix / 'etc/jupyter'}",
-    }
+        "JUPYTER_PATH": _first(SETTINGS, "JUPYTER_PATH", [prefix / "share/jupyter"] * elsewhere),
+        "JUPYTER_CONFIG_PATH": _first(SETTINGS, "JUPYTER_CONFIG_PATH", [prefix / "etc/jupyter"] * elsewhere),
+    } | ({"JUPYTERLAB_DIR": str(prefix / "share/jupyter/lab")} if elsewhere else {})
+
+
+def _first(folder: Path, variable: str, last: list[Path]) -> str:
+    """The folders to look in: this one, then those that the user has set, then the last ones."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get(variable), *map(str, last)]))
