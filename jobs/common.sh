@@ -8,6 +8,7 @@ fi
 # The Python that has the kit: the one that ./workshop.py made, or else one of this environment.
 python=
 has_the_kit='import importlib.util as i, sys; sys.exit(not (i.find_spec("fewgpu") and i.find_spec("torch")))'
+sees_gpu='import sys, torch; sys.exit(not torch.cuda.is_available())'
 for candidate in "$root/.venv/bin/python" "$root/.venv/Scripts/python.exe" python3 python; do
     if "$candidate" -c "$has_the_kit" 2>/dev/null; then
         python=$candidate
@@ -23,7 +24,8 @@ fi
 # GPU_FLAGS where there are GPUs; elsewhere a size that a few cores can do.
 run() {
     local script=$1 size=(--batchsize 64 --samples 256)
-    if nvidia-smi -L >/dev/null 2>&1; then
+    # A GPU that nvidia-smi lists is none for a CPU build of torch.
+    if nvidia-smi -L >/dev/null 2>&1 && "$python" -c "$sees_gpu"; then
         read -ra size <<<"$2"
     else
         echo "No GPU here, so a small run, unless you ask for more: ${size[*]}"

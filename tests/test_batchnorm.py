@@ -160,3 +160,10 @@ def test_deferred_statistics_of_bfloat16_inputs_gather_in_float32(chunks: int,
     plain(x.float())
     assert seen(outputs)[0].dtype == torch.bfloat16
     assert not differences(state(model[0]), state(plain), tolerance=1e-6)
+
+
+def test_a_batch_norm_in_two_places_stays_one_layer_when_it_is_deferred() -> None:
+    shared = nn.BatchNorm1d(3)
+    module = nn.Sequential(nn.Sequential(shared, nn.Linear(3, 3)), nn.Sequential(shared))
+    converted = DeferredBatchNorm.convert_deferred_batch_norm(module, chunks=2)
+    assert converted[0][0] is converted[1][0] and isinstance(converted[0][0], DeferredBatchNorm)

@@ -109,3 +109,8 @@ def test_an_error_wins_over_the_waits_that_it_causes() -> None:
 
     with pytest.raises(ArithmeticError, match='the real one'):
         run(gpipe(3, 2).halves()[0], layers=[nn.Linear(2, 2), Call(layer), nn.Linear(2, 2)])
+
+
+def test_a_device_without_operations_is_done_at_once() -> None:
+    schedule = Schedule('half empty', 1, 2, (*rows('F0 F1'), ()))
+    assert len(run(schedule, collect=[Message(ACTIVATION, 1, i) for i in range(2)])) == 2

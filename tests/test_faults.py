@@ -131,6 +131,22 @@ def test_ctrl_c_reaches_the_waiting_caller_after_the_running_operation(when: str
 
 
 @pytest.mark.skipif(os.name == 'nt', reason='signals of this sort are not sent on Windows')
+def test_a_second_ctrl_c_waits_for_the_operation_and_loses_no_parameter(
+        capsys: pytest.CaptureFixture) -> None:
+    model = cut(nn.Sequential(nn.Linear(2, 2), Slow(1.0)), nn.Linear(2, 2))
+    parameters = list(model.parameters())
+    timers = [threading.Timer(wait, os.kill, (os.getpid(), signal.SIGINT)) for wait in (0.3, 0.6)]
+    for timer in timers:
+        timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        step(model)
+    assert [id(p) for p in model.parameters()] == [id(p) for p in parameters]
+    assert 'device 0 (at F0)' in capsys.readouterr().err
+    step(model)
+    assert all(p.grad is not None for p in parameters)
+
+
+@pytest.mark.skipif(os.name == 'nt', reason='signals of this sort are not sent on Windows')
 def test_an_error_raised_by_a_signal_handler_stops_the_step() -> None:
     """As a job's time limit does, that a handler turns into an error."""
     def handler(number: int, frame: object) -> None:

@@ -139,3 +139,24 @@ def test_the_speed_leaves_the_warm_up_out_if_there_is_anything_else() -> None:
         sum(range(1000))
     assert 0 < meter.samples_per_second < with_warm_up
     assert meter.measured_steps == 1
+
+
+def test_a_limited_device_that_is_used_again_forgets_the_peak_of_before() -> None:
+    device = Device('cpu', memory_limit=10**8)
+    peaks = []
+    for width in (1000, 10):
+        model = nn.Linear(width, 1, bias=False)
+        meter, x = Meter([(model, device)]), torch.rand(1, width)
+        with meter.step(1), device.active(), torch.no_grad():
+            model(x)
+        peaks.append(meter.memory()[0].peak)
+        del model, meter
+    assert peaks == [(1000 + 1) * FLOAT, (10 + 1) * FLOAT]
+
+
+def test_an_interrupted_step_leaves_no_ledger_on() -> None:
+    model, (device,) = nn.Linear(2, 2), get_devices(1, kind='cpu')
+    meter = Meter([(model, device)])
+    with pytest.raises(KeyboardInterrupt), meter.step(1):
+        raise KeyboardInterrupt
+    assert device.ledger is None

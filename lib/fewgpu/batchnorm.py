@@ -86,8 +86,13 @@ class DeferredBatchNorm(_BatchNorm):
         if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm) \
                 and module.track_running_stats:
             return cls._from(module, chunks)
-        for name, child in module.named_children():
-            setattr(module, name, cls.convert_deferred_batch_norm(child, chunks))
+        converted: dict[nn.Module, nn.Module] = {}   # a layer may be in several places
+        for part in list(module.modules()):
+            for name, child in part._modules.items():
+                if isinstance(child, _BatchNorm):
+                    if child not in converted:
+                        converted[child] = cls.convert_deferred_batch_norm(child, chunks)
+                    part._modules[name] = converted[child]
         return module
 
     @classmethod

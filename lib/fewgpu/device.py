@@ -38,13 +38,17 @@ class Device:
                  memory_limit: int | None = None) -> None:
         self.torch = torch.device(f'cuda:{device}' if isinstance(device, int) else device)
         self.is_virtual = self.torch.type == 'cpu'
+        if self.torch.type not in ('cpu', 'cuda'):
+            raise ValueError(f"a device is a GPU ('cuda:0') or a virtual one ('cpu'), not {self.torch}")
         if self.torch.type == 'cuda' and not torch.cuda.is_available():
             raise ValueError(f"there is no {self.torch} here: use virtual CPU devices, 'cpu'")
+        if self.torch.type == 'cuda' and memory_limit is not None:
+            raise ValueError('the allocator of a GPU has one limit for all that use it: set it by '
+                             'get_devices(n, memory_limit=...)')
         if self.torch.type == 'cuda' and self.torch.index is None:
             self.torch = torch.device('cuda', torch.cuda.current_device())
         self.index = index if self.is_virtual else (self.torch.index or 0)
-        kind = {'cpu': 'CPU', 'cuda': 'GPU'}.get(self.torch.type, self.torch.type)
-        self.name = f'{kind} {self.index}'
+        self.name = f"{'CPU' if self.is_virtual else 'GPU'} {self.index}"
         self.memory_limit = memory_limit
         self.ledger: Ledger | None = None
         self._worker: _Worker | None = None
@@ -115,6 +119,15 @@ def get_devices(n: int, *, kind: str | None = None, memory_limit: int | None = N
     `kind` 'cpu' or 'cuda' insists on one sort. `memory_limit` is bytes a device; on GPUs the
     allocator enforces it, for the devices that share a GPU together.
     """
+    devices = choose_devices(n, kind=kind, memory_limit=memory_limit)
+    for gpu, stages in Counter(device.torch for device in devices if not device.is_virtual).items():
+        _limit_allocator(gpu, None if memory_limit is None else stages * memory_limit)
+    return devices
+
+
+def choose_devices(n: int, *, kind: str | None = None,
+                   memory_limit: int | None = None) -> list[Device]:
+    """As `get_devices`, but the allocators of GPUs keep the limits that they have."""
     gpus = torch.cuda.device_count()
     if kind is None:
         kind = 'cuda' if gpus else 'cpu'
@@ -125,10 +138,7 @@ def get_devices(n: int, *, kind: str | None = None, memory_limit: int | None = N
     if not gpus:
         raise ValueError("there is no GPU here; use virtual CPU devices: kind='cpu'")
     # Neighbouring stages share a GPU, so that little crosses between GPUs.
-    devices = [Device(f'cuda:{i * gpus // n if n > gpus else i}') for i in range(n)]
-    for gpu, stages in Counter(device.torch for device in devices).items():
-        _limit_allocator(gpu, None if memory_limit is None else stages * memory_limit)
-    return devices
+    return [Device(f'cuda:{i * gpus // n if n > gpus else i}') for i in range(n)]
 
 
 def _limit_allocator(gpu: torch.device, limit: int | None) -> None:

@@ -66,6 +66,9 @@ class Meter:
         self.devices: Sequence[Device] = list(dict.fromkeys(device for _, device in self._parts))
         self._steps: list[tuple[int, float]] = []   # samples, seconds
         self._last_memory: list[Memory] = []
+        for device in self.devices:   # a device with a limit has counted before
+            if device.ledger:
+                device.ledger.reset_peak()
         for gpu in self._gpus():
             torch.cuda.init()   # or the allocator would not know the GPU yet
             torch.cuda.reset_peak_memory_stats(gpu)
@@ -78,15 +81,22 @@ class Meter:
             self._count()
         self._synchronize()
         start = time.perf_counter()
-        yield
+        try:
+            yield
+        except BaseException:   # interrupted, say: what comes next is not to be counted
+            self._stop_counting()
+            raise
         self._synchronize()
         self._steps.append((samples, time.perf_counter() - start))
         if counting:
             self._adopt()
             self._last_memory = self._read()
         if len(self._steps) >= self._warm_up:
-            for device in self.devices:
-                device.unmeter()
+            self._stop_counting()
+
+    def _stop_counting(self) -> None:
+        for device in self.devices:
+            device.unmeter()
 
     @property
     def samples_per_second(self) -> float:

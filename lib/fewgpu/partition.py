@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fewgpu.device import Device, get_devices
+from fewgpu.device import Device, choose_devices
 
 
 def verify_module(module: nn.Sequential) -> None:
@@ -55,7 +55,7 @@ def place(partitions: nn.ModuleList, devices: Iterable[Any] | None) -> list[Devi
     Raises IndexError if there are fewer devices than partitions, ValueError if one is used twice.
     """
     if devices is None:
-        chosen = get_devices(len(partitions))
+        chosen = choose_devices(len(partitions))
     else:
         chosen = [device if isinstance(device, Device) else Device(device, index=index)
                   for index, device in enumerate(devices)][:len(partitions)]

@@ -133,25 +133,3 @@ class Buffers:
             raise RuntimeError('a buffer has changed since the forward that is to be recomputed: '
                                "change it after the backward, or use checkpoint='never'")
         return self._overwritten[id(buffer), version][1].clone()
-
-
-class Modes:
-    """Which parts of a module were training: a recompute does as the forward did, although the
-    caller may have called eval() since."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._modes = [(part, part.training) for part in module.modules()]
-
-    @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        found = [(part, part.training) for part, _ in self._modes]
-        self._set(self._modes)
-        try:
-            yield
-        finally:
-            self._set(found)
-
-    @staticmethod
-    def _set(modes: list[tuple[nn.Module, bool]]) -> None:
-        for part, training in modes:
-            part.training = training

@@ -4,10 +4,10 @@ Every schedule runs here, forward and backward, on threads and on ranks. There i
 loop.
 """
 
+import os
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,7 +56,8 @@ class Interpreter:
     def run(self) -> None:
         """Run the row. An error is given to the mailbox, which stops the other devices."""
         try:
-            self._run_row()
+            if self._row:
+                self._run_row()
         except Stopped:
             pass
         except BaseException as error:   # SystemExit and KeyboardInterrupt reach the caller too
@@ -113,5 +114,7 @@ def _explain(error: BaseException, op: Op, device: str) -> None:
                    f'{op.micro_batch} ({op}){line}')
 
 
-_LIBRARIES = (*(str(Path(file).parent) for file in (torch.__file__, __file__)), '<frozen ',
-              *(sysconfig.get_path(name) for name in ('stdlib', 'platstdlib', 'purelib', 'platlib')))
+_LIBRARIES = (*(os.path.join(folder, '') for folder in (
+    *(os.path.dirname(file) for file in (torch.__file__, __file__)),
+    *(sysconfig.get_path(name) for name in ('stdlib', 'platstdlib', 'purelib', 'platlib')))),
+    '<frozen ')

@@ -28,7 +28,7 @@ from fewgpu.batchnorm import DeferredBatchNorm
 from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.microbatch import check_leaves
-from fewgpu.recompute import Buffers, Modes, Swap, dropping_graph, parameter_slots, recomputing
+from fewgpu.recompute import Buffers, Swap, dropping_graph, parameter_slots, recomputing
 from fewgpu.rng import Stream
 
 
@@ -131,7 +131,9 @@ class StageStep:
                 self.shadows[parameter] = parameter.detach().requires_grad_(parameter.requires_grad)
         self._swap = Swap([(container, key) for container, key, _ in slots])
         self._values = [self.shadows[parameter] for _, _, parameter in slots]
-        self._modes = Modes(self.stage.module)
+        # A recompute does as the forward did, although the caller may have called eval() since.
+        self._modes = Swap([(vars(part), 'training') for part in self.stage.module.modules()])
+        self._training = [part.training for part in self.stage.module.modules()]
         self._buffers = {_storage(buffer) for buffer in self.stage.module.buffers()}
 
     def forward(self, i: int, inputs: Any, keep: str) -> Any:
@@ -166,7 +168,7 @@ class StageStep:
         if self._versions != self._versions_now():
             raise RuntimeError('a parameter was changed between the forward and the backward (by '
                                'an optimizer step, say): the forward cannot be recomputed as it was')
-        with recomputing(), self._modes.restored(), stash.buffers.restored():
+        with recomputing(), self._modes.to(self._training), stash.buffers.restored():
             outputs, stash.gate = self._run(i, stash.inputs)
         if _flags(outputs) != stash.needs_gradient:
             raise RuntimeError('the recomputed forward does not return what the first one '

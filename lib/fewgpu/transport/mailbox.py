@@ -80,6 +80,11 @@ class Mailbox:
             while self._running:
                 self._changed.wait(1.0)   # not for ever: Ctrl-C is noticed on every system
 
+    def still_running(self) -> str:
+        """The devices that are not done, and where they are."""
+        return ', '.join(f'device {device} (at {self._schedule.rows[device][self._position[device]]})'
+                         for device in sorted(self._running)) or 'the last operation'
+
     def raise_first_error(self) -> None:
         """After `join`: raise the first error of any device, the real one, if there was any."""
         if self._error is not None:

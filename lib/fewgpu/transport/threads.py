@@ -1,5 +1,6 @@
 """Devices as threads of one process: every device's worker has a job of the same step."""
 
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -43,7 +44,7 @@ def call_devices(mailbox: Mailbox, devices: Sequence[Device], jobs: Sequence[Job
         mailbox.join()
     except BaseException as error:   # Ctrl-C, say: let the workers stop at their next operation
         mailbox.abort(error)
-        mailbox.join()
+        _join_whatever_comes(mailbox)
     mailbox.raise_first_error()
     return [mailbox.take(message).value for message in collect]
 
@@ -59,6 +60,16 @@ def _hand_in(mailbox: Mailbox, devices: Sequence[Device], jobs: Sequence[Job]) -
         for index in range(handed_in, len(jobs)):   # nobody is to wait for those without a job
             mailbox.done(index)
         raise
+
+
+def _join_whatever_comes(mailbox: Mailbox) -> None:
+    """A second Ctrl-C does not leave while a worker is inside an operation: its layers hold the
+    shadows of their parameters, which the next step would take for the parameters."""
+    while True:
+        try:
+            return mailbox.join()
+        except KeyboardInterrupt:
+            print(f'Stopping, as soon as {mailbox.still_running()} is through.', file=sys.stderr)
 
 
 def _inside(devices: frozenset[Device], job: Job) -> None:

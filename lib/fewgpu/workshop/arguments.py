@@ -4,11 +4,12 @@ They are read without importing torch, so that `--help` and a mistyped flag answ
 """
 
 import argparse
-import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+from fewgpu.workshop.machine import cores
 
 ARCHITECTURES = ('resnet18', 'resnet50', 'resnet152', 'vgg16')   # as fewgpu.models has them
 CHECKPOINTS = ('always', 'except_last', 'never')                 # as fewgpu.schedule has them
@@ -137,11 +138,6 @@ def _fill_in(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
             near = sorted(known, key=lambda other: abs(other - depth))[:2]
             parser.error(f'--arch: there is no ResNet of {depth} layers; near it are '
                          f'{" and ".join(f"resnet{other}" for other in sorted(near))}')
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
 # The types of flags: each gives the value, or says what is wrong

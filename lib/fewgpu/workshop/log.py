@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from fewgpu.workshop.arguments import cores
+from fewgpu.workshop.machine import cores
 from fewgpu.workshop.watch import Watch
 
 _PATIENCE = 10.0   # seconds after which a line is due, whatever --log_interval says

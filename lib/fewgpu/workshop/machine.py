@@ -1,4 +1,7 @@
-"""What this machine is: cores, GPUs, versions, and how much a second core adds."""
+"""What this machine is: cores, GPUs, versions, and how much a second core adds.
+
+torch is imported where it is needed: the flags of the scripts ask for the cores without it.
+"""
 
 import os
 import platform
@@ -6,8 +9,6 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
-
-import torch
 
 _QUOTA = Path('/sys/fs/cgroup/cpu.max')   # what a container (a JupyterHub's, say) may use
 
@@ -25,11 +26,15 @@ def cores() -> int:
 
 def gpus() -> list[str]:
     """The names of the GPUs that torch sees."""
+    import torch
+
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def describe() -> dict[str, Any]:
     """What a report should say about the machine: plain values, ready for JSON."""
+    import torch
+
     return {'system': f'{platform.system()} {platform.machine()}', 'cores': cores(), 'gpus': gpus(),
             'python': platform.python_version(), 'torch': torch.__version__,
             'cuda': torch.version.cuda}
@@ -55,6 +60,8 @@ def two_core_efficiency(threads: int = 2, seconds: float = 2.0) -> float:
 
 def _products_a_second(threads: int, seconds: float) -> float:
     """Matrix products a second, of all threads together."""
+    import torch
+
     done = [0] * threads
     started = threading.Barrier(threads)
     before = torch.get_num_threads()

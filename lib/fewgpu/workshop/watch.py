@@ -119,14 +119,21 @@ class Watch(Meter):
     def busy_share(self) -> list[float] | None:
         """How much of the measured steps each device computed; None where nobody knows."""
         steps = self._busy[self._warm_up:] or self._busy
-        if not steps or (self.engine != 'fewgpu' and self._gpus()):
+        if not steps or (self._gpus() and (self.engine != 'fewgpu' or self._shared)):
             return None
         total = sum(seconds for _, seconds in steps) or 1.0
         return [sum(device) / total for device in zip(*(busy for busy, _ in steps))]
 
     @property
+    def _shared(self) -> bool:
+        """Do several stages share a GPU?"""
+        return len(self._gpus()) < len(self.stage_devices)
+
+    @property
     def busy_how(self) -> str:
         """One sentence on how `busy_share` was measured."""
+        if self._gpus() and self._shared:
+            return 'not measured: the kernels of stages that share a GPU cannot be told apart'
         if self.engine == 'fewgpu':
             return 'seconds in which a device ran operations of the pipeline, of those of the training step'
         if self._gpus():
