@@ -95,7 +95,7 @@ def parameter_slots(module: nn.Module) -> list[tuple[Any, Any, nn.Parameter]]:
 
 def buffer_slots(module: nn.Module) -> list[tuple[Any, Any]]:
     """Every place for a buffer, also where there is None so far."""
-    return [(part._buffers, name) for part in module.modules() for name in part._buffers]
+    return [(part._buffers, name) for part in module.modules() for name in part._buffers.keys()]
 
 
 class Buffers:

@@ -132,8 +132,10 @@ class StageStep:
         self._swap = Swap([(container, key) for container, key, _ in slots])
         self._values = [self.shadows[parameter] for _, _, parameter in slots]
         # A recompute does as the forward did, although the caller may have called eval() since.
-        self._modes = Swap([(vars(part), 'training') for part in self.stage.module.modules()])
-        self._training = [part.training for part in self.stage.module.modules()]
+        # (TorchScript keeps its modes elsewhere.)
+        parts = [vars(part) for part in self.stage.module.modules() if 'training' in vars(part)]
+        self._modes = Swap([(part, 'training') for part in parts])
+        self._training = [part['training'] for part in parts]
         self._buffers = {_storage(buffer) for buffer in self.stage.module.buffers()}
 
     def forward(self, i: int, inputs: Any, keep: str) -> Any:
