@@ -126,6 +126,18 @@ def test_the_speed_ratios_in_the_conclusions_are_those_of_the_reports(results):
     assert f"{expected} {by_key['plain'].prose}" in first
 
 
+@given(results(failing=False))
+def test_what_small_micro_batches_cost_is_said_in_device_seconds(results):
+    """Two devices, busy 75 and 90 %, at 15 samples/s: 0.11 s a sample. Plain at 10 samples/s: 0.1 s."""
+    by_key = {one.contestant.key: one.report for one in results}
+    by_key['plain']['samples_per_second'], by_key['gpipe']['samples_per_second'] = 10.0, 15.0
+    by_key['gpipe']['busy_share'] = [0.75, 0.9]
+
+    text = ' '.join(conclusions(results, efficiency=1.0))
+    shared = len(set(by_key['gpipe']['devices'])) < len(by_key['gpipe']['balance'])
+    assert ('computed 10% longer' in text) == (not shared)
+
+
 @given(results(failing=False), share, share)
 def test_a_plain_model_that_did_not_get_its_cores_makes_speeds_untrustworthy(results, one_core, all_cores):
     by_key = {one.contestant.key: one.report for one in results}

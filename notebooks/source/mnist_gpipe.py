@@ -59,6 +59,7 @@ shared = len({device.name for device in devices}) < n
 print(*devices, f'on {torch.cuda.device_count()} GPUs and {cores()} cores')
 efficiency = 1.0 if on_gpus else two_core_efficiency(n)
 steady = not shared and (on_gpus or n <= cores()) and efficiency > 0.7
+doubt = '' if steady else ' (but devices are busy or shared)'
 print('Stages share a GPU: they fit what one would not, but are no faster.' if shared else
       f'Working at the same time, each device is {efficiency:.0%} as fast as alone.')
 
@@ -318,12 +319,13 @@ plot.bars({f'chunks={m}': seconds for m, seconds in work.items()}, write='{:.2f}
 
 # %%
 claims.test('C15', best < 16 if steady else None,
-            f'fastest with {best}; a step with 16 is {work[16] / work[1]:.1f} times the work of one with 1')
+            f'fastest with {best}; a step with 16 is {work[16] / work[1]:.1f} times the work of one with 1'
+            + doubt)
 speedup = speed[best] / plain.speed
 allowed = best * n / (best + n - 1) * efficiency
 claims.test('C18', speedup > 0.8 * n if steady else None,
             f'{n} devices are {speedup:.2f} times as fast as one; the bubble and this machine allow '
-            f'{allowed:.2f} times')
+            f'{allowed:.2f} times' + doubt)
 
 # %% [markdown]
 # ## 5 Recompute: less memory for more time
@@ -611,8 +613,8 @@ claims.test('C22', abs(peak) > 0.02 and bool(fits) and not does_not_fit and bool
 # Where to go from here, in these cells or in a terminal (`./workshop.py run solutions/09_mnist_gpipe.py ...`):
 #
 # - `--num_microbatches 2`, 4, 12, 32: speed, and how high the batch can go;
-# - `--arch resnet50 --batchsize 128 --samples 128 --memory_limit 600MB`, with both scripts: the network of this
-#   lesson's title, at a minute or so each on two cores;
+# - `--arch resnet50 --batchsize 128 --samples 128 --memory_limit 600MB`, with both scripts: the larger network
+#   of section 2, at a minute or so each on two cores;
 # - `--find_depth`: not the largest batch, but the deepest network that fits;
 # - `--arch vgg16`: many parameters, few activations. What will the memory bars look like?
 # - `./workshop.py compare`: ResNet-50 in six ways, in one table.

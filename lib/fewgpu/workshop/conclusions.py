@@ -50,6 +50,16 @@ def _pipeline(done: Done, efficiency: float | None) -> Iterator[str]:
     elif efficiency is not None:
         yield (f'Cores of this machine that all work at once reach {efficiency:.0%} of what each '
                f'reaches alone, so expect about {allowed * efficiency:.2f}x at most.')
+        yield from _work(gpipe, plain)
+
+
+def _work(pipeline: Result, plain: Result) -> Iterator[str]:
+    """What the devices computed, for the same samples, beside the plain model that never waits."""
+    if busy := pipeline.report['busy_share']:
+        more = sum(busy) * speed(plain) / speed(pipeline) - 1
+        yield (f'For a sample its devices computed {abs(more):.0%} {"longer" if more > 0 else "less"} '
+               f'than the plain model did, which takes all {plain.report["batch"]} samples at once: '
+               'small micro-batches use a device less well, and cores share caches and memory.')
 
 
 def _all_cores(done: Done) -> Iterator[str]:
