@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Train a network on MNIST as a pipeline of several devices, with GPipe.
 
-    python solutions/09_mnist_gpipe.py --batchsize 64 --samples 512      # a taste, on a laptop
-    python solutions/09_mnist_gpipe.py                                   # all of MNIST, on GPUs
-    python solutions/09_mnist_gpipe.py --balance_by memory --num_microbatches 12
+    python exercises/09_mnist_gpipe.py --batchsize 64 --samples 512      # a taste, on a laptop
+    python exercises/09_mnist_gpipe.py                                   # all of MNIST, on GPUs
+    python exercises/09_mnist_gpipe.py --balance_by memory --num_microbatches 12
 
 How high can you go?
 
-    python solutions/09_mnist_gpipe.py --batchsize 128 --samples 128 --memory_limit 600MB
-    python solutions/09_mnist_gpipe.py --find_batchsize --memory_limit 600MB
+    python exercises/09_mnist_gpipe.py --batchsize 128 --samples 128 --memory_limit 600MB
+    python exercises/09_mnist_gpipe.py --find_batchsize --memory_limit 600MB
 
 The difference from the plain script is five steps, and `diff` shows them:
 

@@ -7,13 +7,13 @@ import torch
 from hypothesis import register_random, settings
 
 settings.register_profile(
-    "fewgpu",
+    'fewgpu',
     deadline=None,  # no test of the kit depends on how fast a machine is
     derandomize=False,  # each run tries other cases; the seed in the header repeats one
     max_examples=25,
     print_blob=True,
 )
-settings.load_profile("fewgpu")
+settings.load_profile('fewgpu')
 
 
 class TorchGenerator:
@@ -31,19 +31,19 @@ register_random(TORCH_GENERATOR)
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the seed of this run, unless --hypothesis-seed names one."""
-    if config.getoption("hypothesis_seed") is None:
+    if config.getoption('hypothesis_seed') is None:
         config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Print the seed, with the way to use it again."""
-    seed = config.getoption("hypothesis_seed")
-    return f"seed: {seed} (repeat this run with --hypothesis-seed={seed})"
+    seed = config.getoption('hypothesis_seed')
+    return f'seed: {seed} (repeat this run with --hypothesis-seed={seed})'
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Start every test from the seed of the run, whichever tests ran before it."""
-    seed = item.config.getoption("hypothesis_seed")
+    seed = item.config.getoption('hypothesis_seed')
     random.seed(seed)
     torch.manual_seed(random.getrandbits(63))
 
@@ -53,5 +53,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and torch sees none on this machine"))
+        if item.get_closest_marker('gpu'):
+            item.add_marker(pytest.mark.skip(reason='needs an NVIDIA GPU, and torch sees none on this machine'))

@@ -12,12 +12,12 @@ from fewgpu.models import build, depths
 
 # torchvision's documentation, "num_params": RGB images, 1,000 classes, and for ResNets a 7x7 stem.
 PUBLISHED = {
-    "resnet18": 11_689_512,
-    "resnet34": 21_797_672,
-    "resnet50": 25_557_032,
-    "resnet101": 44_549_160,
-    "resnet152": 60_192_808,
-    "vgg16": 138_357_544,
+    'resnet18': 11_689_512,
+    'resnet34': 21_797_672,
+    'resnet50': 25_557_032,
+    'resnet101': 44_549_160,
+    'resnet152': 60_192_808,
+    'vgg16': 138_357_544,
 }
 BASIC = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # arXiv 1512.03385, table 1
 SIDES = (28, 14, 7, 4)  # of the images in the four stages
@@ -68,7 +68,7 @@ def resnet_activations(depth: int) -> int:
 
 def on_meta(arch: str, **options: int) -> nn.Sequential:
     """The network with shapes but no memory."""
-    with torch.device("meta"):
+    with torch.device('meta'):
         return build(arch, **options)
 
 
@@ -93,18 +93,18 @@ def saved_bytes(model: nn.Module, x: Tensor) -> int:
 @settings(max_examples=10)
 @given(depth=st.sampled_from(depths(200)), in_channels=st.integers(1, 4), classes=st.integers(1, 1000))
 def test_a_resnet_has_the_parameters_of_its_table(depth: int, in_channels: int, classes: int) -> None:
-    model = on_meta(f"resnet{depth}", in_channels=in_channels, classes=classes)
+    model = on_meta(f'resnet{depth}', in_channels=in_channels, classes=classes)
     assert count(model) == resnet_parameters(depth, in_channels, classes)
 
 
-@pytest.mark.parametrize("arch", PUBLISHED)
+@pytest.mark.parametrize('arch', PUBLISHED)
 def test_parameters_are_those_published_but_for_the_stem(arch: str) -> None:
     model = on_meta(arch, in_channels=3, classes=1000)
-    stem = 0 if arch == "vgg16" else 3 * 64 * (7 * 7 - 3 * 3)
+    stem = 0 if arch == 'vgg16' else 3 * 64 * (7 * 7 - 3 * 3)
     assert count(model) == PUBLISHED[arch] - stem
 
 
-@pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
+@pytest.mark.parametrize('arch', ['resnet18', 'resnet50'])
 def test_activations_a_sample_are_those_counted_by_hand(arch: str) -> None:
     model = build(arch)
     one, three = (saved_bytes(model, torch.randn(rows, 1, 28, 28)) for rows in (1, 3))
@@ -114,4 +114,4 @@ def test_activations_a_sample_are_those_counted_by_hand(arch: str) -> None:
 def test_resnet50_keeps_19_MiB_a_sample_and_vgg_has_many_weights_and_few_activations() -> None:
     assert round(4 * resnet_activations(50) / 2**20) == 19
     vgg = 64 * 784 * 2 + 128 * 196 * 2 + 256 * 49 * 3 + 512 * 49 * 6 + 3 * 4096  # outputs of its ReLUs and dropouts
-    assert count(on_meta("vgg16")) > 5 * count(on_meta("resnet50")) and 10 * vgg < resnet_activations(50)
+    assert count(on_meta('vgg16')) > 5 * count(on_meta('resnet50')) and 10 * vgg < resnet_activations(50)

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from fewgpu.model_parallel import ModelParallel
     from fewgpu.recompute import is_checkpointing, is_recomputing
 
-__all__ = ["Device", "GPipe", "ModelParallel", "get_devices", "is_checkpointing", "is_recomputing"]
+__all__ = ['Device', 'GPipe', 'ModelParallel', 'get_devices', 'is_checkpointing', 'is_recomputing']
 
 _HOME = {
-    "Device": "fewgpu.device",
-    "GPipe": "fewgpu.gpipe",
-    "ModelParallel": "fewgpu.model_parallel",
-    "get_devices": "fewgpu.device",
-    "is_checkpointing": "fewgpu.recompute",
-    "is_recomputing": "fewgpu.recompute",
+    'Device': 'fewgpu.device',
+    'GPipe': 'fewgpu.gpipe',
+    'ModelParallel': 'fewgpu.model_parallel',
+    'get_devices': 'fewgpu.device',
+    'is_checkpointing': 'fewgpu.recompute',
+    'is_recomputing': 'fewgpu.recompute',
 }
 
 

@@ -9,9 +9,9 @@ from torch import nn
 from fewgpu.models.resnet import depths, resnet
 from fewgpu.models.vgg import vgg16
 
-__all__ = ["ARCHITECTURES", "build", "depths", "resnet", "vgg16"]
+__all__ = ['ARCHITECTURES', 'build', 'depths', 'resnet', 'vgg16']
 
-ARCHITECTURES = ("resnet18", "resnet50", "resnet152", "vgg16")
+ARCHITECTURES = ('resnet18', 'resnet50', 'resnet152', 'vgg16')
 
 
 def build(arch: str, *, in_channels: int = 1, classes: int = 10) -> nn.Sequential:
@@ -20,8 +20,8 @@ def build(arch: str, *, in_channels: int = 1, classes: int = 10) -> nn.Sequentia
     ``arch`` is one of ARCHITECTURES, or 'resnet' and any depth that ``resnet`` knows ('resnet56').
     Raises ValueError for other names, and for a depth that does not exist.
     """
-    if arch == "vgg16":
+    if arch == 'vgg16':
         return vgg16(in_channels=in_channels, classes=classes)
-    if match := re.fullmatch(r"resnet(\d+)", arch):
+    if match := re.fullmatch(r'resnet(\d+)', arch):
         return resnet(int(match[1]), in_channels=in_channels, classes=classes)
     raise ValueError(f"unknown arch {arch!r}; take one of {', '.join(ARCHITECTURES)}, or resnet of another depth")

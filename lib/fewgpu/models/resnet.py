@@ -117,17 +117,17 @@ def resnet(depth: int, *, in_channels: int = 1, classes: int = 10) -> nn.Sequent
     counts = _block_counts(depth)
     block = Bottleneck if depth > 34 else BasicBlock
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    layers["conv"], layers["bn"] = _conv_bn(in_channels, 64, 3)
-    layers["relu"] = nn.ReLU(inplace=True)
+    layers['conv'], layers['bn'] = _conv_bn(in_channels, 64, 3)
+    layers['relu'] = nn.ReLU(inplace=True)
     channels = 64
     for stage, (count, width) in enumerate(zip(counts, _WIDTHS, strict=True), start=1):
         for i in range(1, count + 1):
             stride = 2 if stage > 1 and i == 1 else 1
-            layers[f"block{stage}_{i}"] = block(channels, width, stride)
+            layers[f'block{stage}_{i}'] = block(channels, width, stride)
             channels = block.expansion * width
-    layers["pool"] = nn.AvgPool2d(4)
-    layers["flatten"] = nn.Flatten()
-    layers["linear"] = nn.Linear(channels, classes)
+    layers['pool'] = nn.AvgPool2d(4)
+    layers['flatten'] = nn.Flatten()
+    layers['linear'] = nn.Linear(channels, classes)
     return nn.Sequential(layers)
 
 
@@ -163,5 +163,5 @@ def _conv_bn(
     fan-out). Batch norm takes over a bias, so there is none.
     """
     conv = nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, bias=False)
-    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    nn.init.kaiming_normal_(conv.weight, mode='fan_out', nonlinearity='relu')
     return conv, nn.BatchNorm2d(out_channels)

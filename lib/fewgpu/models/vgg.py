@@ -32,22 +32,22 @@ def vgg16(*, in_channels: int = 1, classes: int = 10) -> nn.Sequential:
     channels = in_channels
     for group, widths in enumerate(_GROUPS, start=1):
         for i, width in enumerate(widths, start=1):
-            layers[f"conv{group}_{i}"] = nn.Conv2d(channels, width, 3, padding=1)
-            layers[f"conv{group}_{i}_relu"] = nn.ReLU(inplace=True)
+            layers[f'conv{group}_{i}'] = nn.Conv2d(channels, width, 3, padding=1)
+            layers[f'conv{group}_{i}_relu'] = nn.ReLU(inplace=True)
             channels = width
         if group <= _POOLED:
-            layers[f"pool{group}"] = nn.MaxPool2d(2)
-    layers["flatten"] = nn.Flatten()
+            layers[f'pool{group}'] = nn.MaxPool2d(2)
+    layers['flatten'] = nn.Flatten()
     features = channels * 7 * 7
     for i in (1, 2):
-        layers[f"linear{i}"] = nn.Linear(features, _HIDDEN)
-        layers[f"linear{i}_relu"] = nn.ReLU(inplace=True)
-        layers[f"linear{i}_dropout"] = nn.Dropout()
+        layers[f'linear{i}'] = nn.Linear(features, _HIDDEN)
+        layers[f'linear{i}_relu'] = nn.ReLU(inplace=True)
+        layers[f'linear{i}_dropout'] = nn.Dropout()
         features = _HIDDEN
-    layers["linear3"] = nn.Linear(features, classes)
+    layers['linear3'] = nn.Linear(features, classes)
     for layer in layers.values():
         if isinstance(layer, nn.Conv2d):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.kaiming_normal_(layer.weight, nonlinearity='relu')
             nn.init.zeros_(layer.bias)
         elif isinstance(layer, nn.Linear):
             nn.init.normal_(layer.weight, std=0.01)

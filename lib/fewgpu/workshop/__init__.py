@@ -9,9 +9,9 @@ def repository() -> Path:
     Raises FileNotFoundError, with the remedy, where fewgpu was installed without its repository.
     """
     root = Path(__file__).resolve().parents[3]
-    if not (root / "workshop.py").is_file():
+    if not (root / 'workshop.py').is_file():
         raise FileNotFoundError(
-            f"{root} is not a clone of the kit: the exercises, notebooks and tests are not part of the installed "
-            "package. Clone the repository and run ./workshop.py there, or install it with `pip install -e .`."
+            f'{root} is not a clone of the kit: the exercises, notebooks and tests are not part of the installed '
+            'package. Clone the repository and run ./workshop.py there, or install it with `pip install -e .`.'
         )
     return root

@@ -61,7 +61,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     add('--samples', type=_count, metavar='N', help='train on N samples of MNIST only (all 60000)')
     add('--test_samples', type=_count, metavar='N',
         help='test on N samples only (as many as are trained on, at most 10000)')
-    add('--datadir', metavar='FOLDER', help='another MNIST, in torchvision\'s layout (the bundled one)')
+    add('--datadir', metavar='FOLDER', help="another MNIST, in torchvision's layout (the bundled one)")
     add('--num_workers_dataloader', type=_whole(least=0), default=0, metavar='N',
         help='processes that load data (0: the script itself)')
     add('--log_interval', type=_count, default=10, metavar='N',

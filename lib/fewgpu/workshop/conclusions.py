@@ -94,7 +94,7 @@ def _fullest_device(done: Done) -> Iterator[str]:
     if not plain or not (peak := _peak(plain)):
         return
     share = memory(plain)[0].parameters / peak
-    yield (f"Of the {_gb(peak)} of {plain.prose}, parameters were {share:.0%}: "
+    yield (f'Of the {_gb(peak)} of {plain.prose}, parameters were {share:.0%}: '
            + ('activations and gradients fill the memory.' if share < 0.5 else 'they fill the memory.'))
     for pipeline in (done[key] for key in ('gpipe', 'gpipe-recompute') if key in done):
         if peaks := [device.peak for device in memory(pipeline)]:

@@ -17,7 +17,7 @@ from fewgpu.workshop import repository
 def run(
     script: Annotated[str, typer.Argument(help="A Python file; its path from here, or from the clone's folder.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGUMENTS", help="All that follows reaches the script as it is.")
+        list[str] | None, typer.Argument(metavar='ARGUMENTS', help='All that follows reaches the script as it is.')
     ] = None,
 ) -> None:
     """Run a script with the kit's own Python; ends with the script's exit code.
@@ -39,11 +39,11 @@ def find_script(name: str) -> Path:
     for path in (Path(name), root / name):
         if path.is_file():
             return path.resolve()
-    known = [path.relative_to(root).as_posix() for folder in ("exercises", "solutions")
-             for path in sorted((root / folder).glob("*.py"))]
+    known = [path.relative_to(root).as_posix() for folder in ('exercises', 'solutions')
+             for path in sorted((root / folder).glob('*.py'))]
     near = difflib.get_close_matches(name, known, n=2, cutoff=0.5) or known
-    raise FileNotFoundError(f"there is no file {name}, neither here nor in {root}"
-                            + (f"; did you mean {' or '.join(near)}?" if near else ""))
+    raise FileNotFoundError(f'there is no file {name}, neither here nor in {root}'
+                            + (f"; did you mean {' or '.join(near)}?" if near else ''))
 
 
 def become(command: Sequence[str], extra: Mapping[str, str] | None = None) -> NoReturn:
@@ -53,7 +53,7 @@ def become(command: Sequence[str], extra: Mapping[str, str] | None = None) -> No
     """
     environment = {**os.environ, **(extra or {})}
     sys.stdout.flush()
-    if os.name != "nt":
+    if os.name != 'nt':
         os.execve(command[0], command, environment)
     with subprocess.Popen(command, env=environment) as process:
         while True:

@@ -11,10 +11,10 @@ from fewgpu.workshop import repository
 
 
 def test(
-    everything: Annotated[bool, typer.Option("--all", help="Also the slow tests, and every notebook.")] = False,
+    everything: Annotated[bool, typer.Option('--all', help='Also the slow tests, and every notebook.')] = False,
     pytest_arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- PYTEST_ARGUMENTS", help="For pytest, after two dashes: -- -x -k gpipe"),
+        typer.Argument(metavar='-- PYTEST_ARGUMENTS', help='For pytest, after two dashes: -- -x -k gpipe'),
     ] = None,
 ) -> None:
     """Run the kit's own tests; ends with pytest's exit code.
@@ -25,7 +25,7 @@ def test(
         root = repository()
     except FileNotFoundError as error:
         raise typer.BadParameter(str(error)) from error
-    command = [sys.executable, "-m", "pytest", *pytest_options(root, everything, pytest_arguments or [])]
+    command = [sys.executable, '-m', 'pytest', *pytest_options(root, everything, pytest_arguments or [])]
     with subprocess.Popen(command, cwd=root) as process:
         code = _wait(process)
     raise typer.Exit(code)
@@ -33,14 +33,14 @@ def test(
 
 def pytest_options(root: Path, everything: bool, extra: list[str]) -> list[str]:
     """What pytest is asked for in the clone at `root`: the fast tests or everything, and the user's own arguments."""
-    options = [] if everything else ["-m", "not slow"]
-    if not any((root / argument.split("::")[0]).exists() for argument in extra if not argument.startswith("-")):
-        options.append("tests")
-        if everything and (root / "notebooks").is_dir():
-            options.append("notebooks")
+    options = [] if everything else ['-m', 'not slow']
+    if not any((root / argument.split('::')[0]).exists() for argument in extra if not argument.startswith('-')):
+        options.append('tests')
+        if everything and (root / 'notebooks').is_dir():
+            options.append('notebooks')
     if everything:
         # Cells must run, but need not print what is stored; they run in this environment, whatever kernel they name.
-        options += ["--nbval-lax", "--nbval-current-env"]
+        options += ['--nbval-lax', '--nbval-current-env']
     return [*options, *extra]
 
 
