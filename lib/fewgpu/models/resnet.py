@@ -18,6 +18,7 @@ A residual block is one layer of the sequence: a cut inside it would have to car
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -47,6 +48,7 @@ class Block(nn.Module):
     """
 
     expansion: int  # channels out, per channel of width
+    layers: Callable[[int, int, int], list[nn.Module]]  # of f: channels in, width, stride
 
     def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -57,11 +59,6 @@ class Block(nn.Module):
             self.shortcut = nn.Sequential(*_conv_bn(in_channels, out_channels, 1, stride))
         nn.init.zeros_(self.branch[-1].weight)
         self.relu = nn.ReLU(inplace=True)
-
-    @staticmethod
-    def layers(in_channels: int, width: int, stride: int) -> list[nn.Module]:
-        """The layers of f."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.branch(x)
