@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Train a network on MNIST as a pipeline of several devices, with GPipe.
 
-    python exercises/09_mnist_gpipe.py --batchsize 64 --samples 512      # a taste, on a laptop
-    python exercises/09_mnist_gpipe.py                                   # all of MNIST, on GPUs
-    python exercises/09_mnist_gpipe.py --balance_by memory --num_microbatches 12
+    ./workshop.py run exercises/09_mnist_gpipe.py --batchsize 64 --samples 512   # on a laptop
+    ./workshop.py run exercises/09_mnist_gpipe.py                                # all of MNIST, on GPUs
+    ./workshop.py run exercises/09_mnist_gpipe.py --balance_by memory --num_microbatches 12
 
 How high can you go?
 
-    python exercises/09_mnist_gpipe.py --batchsize 128 --samples 128 --memory_limit 600MB
-    python exercises/09_mnist_gpipe.py --find_batchsize --memory_limit 600MB
+    ./workshop.py run exercises/09_mnist_gpipe.py --batchsize 128 --samples 256 --memory_limit 600MB
+    ./workshop.py run exercises/09_mnist_gpipe.py --find_batchsize --memory_limit 600MB
 
 The difference from the plain script is five steps, and `diff` shows them:
 
@@ -48,11 +48,12 @@ def build(args):
     # TODO STEP 2: no model.to(device) any more: GPipe moves every stage to its own device
     model.to(devices[0].torch)
     # END
-    # TODO STEP 3: choose the balance, so many layers a stage, by time or by memory
+    # TODO STEP 3: choose the balance, so many layers a stage, by time or by memory, or
+    #         as args.balance_by has the numbers themselves
     # Hint: balance_by_time(stages, model, micro_batch) or balance_by_size(stages, model, mini_batch, chunks=...)
     # END
     # TODO STEP 4: wrap the model in GPipe, with its balance, devices, micro-batches and recompute
-    # Hint: model = GPipe(model, balance, devices=..., chunks=..., checkpoint=...)
+    # Hint: GPipe = pipeline_of(args.engine); model = GPipe(model, balance, devices=..., chunks=..., checkpoint=...)
     # END
     optimizer = torch.optim.SGD(model.parameters(), args.lr, args.momentum)
     return model, optimizer, Watch(model, devices, optimizer)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Train a network on MNIST with plain PyTorch, on one device.
 
-    python exercises/mnist_pytorch.py --batchsize 64 --samples 512      # a taste, on a laptop
-    python exercises/mnist_pytorch.py                                   # all of MNIST, on a GPU
-    python exercises/mnist_pytorch.py --arch resnet18 --epochs 2 --lr 0.05
+    ./workshop.py run exercises/mnist_pytorch.py --batchsize 64 --samples 512   # on a laptop
+    ./workshop.py run exercises/mnist_pytorch.py                                # all of MNIST, on a GPU
+    ./workshop.py run exercises/mnist_pytorch.py --arch resnet18 --epochs 2 --lr 0.05
 
 How high can you go?
 
-    python exercises/mnist_pytorch.py --batchsize 128 --samples 128 --memory_limit 600MB
-    python exercises/mnist_pytorch.py --find_batchsize --memory_limit 600MB
+    ./workshop.py run exercises/mnist_pytorch.py --batchsize 128 --samples 256 --memory_limit 600MB
+    ./workshop.py run exercises/mnist_pytorch.py --find_batchsize --memory_limit 600MB
 
 Exercise 09 makes a pipeline of this script, in five steps.
 """

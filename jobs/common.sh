@@ -30,7 +30,7 @@ run() {
     else
         echo "No GPU here, so a small run, unless you ask for more: ${size[*]}"
     fi
-    local name=${SLURM_JOB_NAME:-$(basename "$script" .py)}
+    local name=${SLURM_JOB_NAME:-$(basename "$0" .sh)}
     shift 2
     set -- "$python" "$root/$script" --report "$root/results/$name-${SLURM_JOB_ID:-local}.json" \
         ${size[@]+"${size[@]}"} "$@"

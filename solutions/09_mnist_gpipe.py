@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Train a network on MNIST as a pipeline of several devices, with GPipe.
 
-    python solutions/09_mnist_gpipe.py --batchsize 64 --samples 512      # a taste, on a laptop
-    python solutions/09_mnist_gpipe.py                                   # all of MNIST, on GPUs
-    python solutions/09_mnist_gpipe.py --balance_by memory --num_microbatches 12
+    ./workshop.py run solutions/09_mnist_gpipe.py --batchsize 64 --samples 512   # on a laptop
+    ./workshop.py run solutions/09_mnist_gpipe.py                                # all of MNIST, on GPUs
+    ./workshop.py run solutions/09_mnist_gpipe.py --balance_by memory --num_microbatches 12
 
 How high can you go?
 
-    python solutions/09_mnist_gpipe.py --batchsize 128 --samples 128 --memory_limit 600MB
-    python solutions/09_mnist_gpipe.py --find_batchsize --memory_limit 600MB
+    ./workshop.py run solutions/09_mnist_gpipe.py --batchsize 128 --samples 256 --memory_limit 600MB
+    ./workshop.py run solutions/09_mnist_gpipe.py --find_batchsize --memory_limit 600MB
 
 The difference from the plain script is five steps, and `diff` shows them:
 
@@ -48,7 +48,8 @@ def build(args):
     # STEP 2: no model.to(device) any more: GPipe moves every stage to its own device
     # was: model.to(devices[0].torch)
     # END
-    # STEP 3: choose the balance, so many layers a stage, by time or by memory
+    # STEP 3: choose the balance, so many layers a stage, by time or by memory, or
+    #         as args.balance_by has the numbers themselves
     # Hint: balance_by_time(stages, model, micro_batch) or balance_by_size(stages, model, mini_batch, chunks=...)
     stages, sample = len(devices), torch.rand(args.batchsize, 1, 28, 28)
     if args.balance_by == 'time':
@@ -62,7 +63,7 @@ def build(args):
         balance = args.balance_by               # the numbers themselves
     # END
     # STEP 4: wrap the model in GPipe, with its balance, devices, micro-batches and recompute
-    # Hint: model = GPipe(model, balance, devices=..., chunks=..., checkpoint=...)
+    # Hint: GPipe = pipeline_of(args.engine); model = GPipe(model, balance, devices=..., chunks=..., checkpoint=...)
     GPipe = pipeline_of(args.engine)            # fewgpu.GPipe, or torchgpipe's to compare with
     model = GPipe(model, balance, devices=devices, chunks=args.num_microbatches, checkpoint=args.checkpoint)
     # END

@@ -1,6 +1,7 @@
 """What all tests share: one printed seed, hypothesis that can repeat a failure, and no GPU tests without a GPU."""
 
 import random
+import signal
 
 import pytest
 import torch
@@ -14,6 +15,11 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile('fewgpu')
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process
+# that a test starts, to interrupt it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class TorchGenerator:

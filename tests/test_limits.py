@@ -152,7 +152,7 @@ def test_found_batch_trains_and_a_larger_one_does_not(tmp_path_factory: pytest.T
 def test_too_small_a_limit_and_too_large_a_one_are_a_sentence() -> None:
     flags = ['--find_batchsize', '--memory_limit']
     with pytest.raises(SystemExit, match='Not even a batch of 1 fits 0 MB a device'):
-        limits.find(parse(None, arguments=[*flags, '1000']), script, train)
+        limits.find(parse(None, arguments=[*flags, '20000']), script, train)
     with pytest.raises(SystemExit, match='more than the .* GB of this machine'):
         limits.find(parse(None, arguments=[*flags, '1000000TB']), script, train)
 

@@ -97,17 +97,17 @@ def test_output_while_it_trains_has_the_form_that_the_lesson_shows(report) -> No
 
 
 def test_memory_limit_stops_the_plain_script_with_one_sentence_where_the_pipeline_fits() -> None:
-    flags = ['--arch', 'resnet18', '--batchsize', '32', '--samples', '32', '--test_samples', '4', '--memory_limit', '150MB']
+    flags = ['--arch', 'resnet18', '--batchsize', '32', '--samples', '64', '--test_samples', '4', '--memory_limit', '200MB']
     plain, pipeline = run(PLAIN, *flags), run(SOLUTION, *flags, '--balance_by', '9,5')
     assert plain.returncode == 1
-    assert re.fullmatch(r'CPU 0 out of memory\. Tried .* 150\.0 MB limit .*more micro-batches, .*\n', plain.stderr)
+    assert re.fullmatch(r'CPU 0 out of memory\. Tried .* 200\.0 MB limit .*more micro-batches, .*\n', plain.stderr)
     assert pipeline.returncode == 0, pipeline.stderr
     assert 'there is a limit' in pipeline.stdout
 
 
 @pytest.mark.slow
 def test_600_megabytes_are_too_few_for_resnet50_at_batch_128_and_enough_for_its_pipeline() -> None:
-    flags = ['--batchsize', '128', '--samples', '128', '--test_samples', '16', '--memory_limit', '600MB']
+    flags = ['--batchsize', '128', '--samples', '256', '--test_samples', '16', '--memory_limit', '600MB']
     plain, pipeline = run(PLAIN, *flags), run(SOLUTION, *flags, '--devices', '2', '--balance_by', 'memory')
     assert plain.returncode == 1 and plain.stderr.startswith('CPU 0 out of memory.') and 'Traceback' not in plain.stderr
     assert pipeline.returncode == 0, pipeline.stderr
@@ -149,7 +149,7 @@ def test_two_stages_share_a_gpu_and_the_output_says_so(tmp_path: Path, engine: s
 
 @pytest.mark.gpu
 def test_memory_limit_holds_on_a_gpu_and_the_pipeline_fits_it() -> None:
-    flags = ['--batchsize', '128', '--samples', '128', '--test_samples', '16', '--memory_limit', '600MB']
+    flags = ['--batchsize', '128', '--samples', '256', '--test_samples', '16', '--memory_limit', '600MB']
     plain, pipeline = run(PLAIN, *flags, gpus='0'), run(SOLUTION, *flags, '--balance_by', 'memory', gpus='0')
     assert plain.returncode == 1 and 'out of memory' in plain.stderr and 'Traceback' not in plain.stderr
     assert pipeline.returncode == 0, pipeline.stderr

@@ -58,7 +58,7 @@ class Ledger:
                 raise torch.OutOfMemoryError(
                     f'{self.name} out of memory. Tried to allocate {_megabytes(size)}; of its '
                     f'{_megabytes(self.limit)} limit {_megabytes(self.allocated)} are in use. '
-                    f'Use a smaller batch, more micro-batches, recompute or more devices.')
+                    f'Use a smaller batch, or in a pipeline more micro-batches, recompute or more devices.')
             self._live[key] = weakref.ref(storage, lambda _: self._remove(key)), size, parameters
             self.allocated += size
             self.peak = max(self.peak, self.allocated)

@@ -187,9 +187,12 @@ def _memory(text: str) -> int:
     from fewgpu.meter import parse_bytes   # which imports torch
 
     try:
-        return parse_bytes(text)
+        size = parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    if size < 10**4:   # '600' was meant to be something else
+        raise argparse.ArgumentTypeError(f'{text!r} is next to nothing: write it with its unit, like 600MB')
+    return size
 
 
 def _writable(text: str) -> Path:

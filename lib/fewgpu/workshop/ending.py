@@ -39,5 +39,5 @@ def out_of_memory(error: BaseException) -> str:
     """The error in a line, and where in a pipeline it was. (A GPU's allocator says much more.)"""
     first = str(error).split(' Including non-PyTorch memory')[0].split(' See documentation')[0]
     if 'smaller batch' not in first:
-        first = f'{first} Use a smaller batch, more micro-batches, recompute or more devices.'
+        first = f'{first} Use a smaller batch, or in a pipeline more micro-batches, recompute or more devices.'
     return '\n'.join([first, *(f'({note})' for note in getattr(error, '__notes__', []))])

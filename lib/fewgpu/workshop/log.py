@@ -97,10 +97,17 @@ def headlines(args: argparse.Namespace, meter: Watch) -> Iterator[str]:
         for name, stages in Counter(names).items():
             if stages > 1:
                 yield f'{stages} stages share {name}, so expect no speed-up.'
+    if isinstance(args.balance_by, list) and meter.is_pipeline and list(meter.model.balance) != args.balance_by:
+        yield (f'Beware: --balance_by asks for {args.balance_by}, and the script made it {list(meter.model.balance)} '
+               '(step 3: args.balance_by may be the numbers themselves).')
+    if meter.is_pipeline and meter.engine != args.engine:
+        yield f'Beware: --engine asks for {args.engine} (step 4: pipeline_of(args.engine) is its GPipe).'
+    if meter.devices[0].is_virtual and args.samples is None:
+        yield f'All of MNIST takes an hour on cores: --samples {8 * args.batchsize} is a taste.'
     if meter.devices[0].is_virtual:
         yield f'No GPU here: {_describe(meter)}.'
     if args.pipeline and not meter.is_pipeline:
-        yield f'This is not yet a pipeline: the whole model is on {where}. Steps 1 to 5 are to be done.'
+        yield f'This is not yet a pipeline: the model is not wrapped in GPipe (step 4), and all of it is on {where}.'
 
 
 def _describe(meter: Watch) -> str:
