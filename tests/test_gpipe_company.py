@@ -219,3 +219,22 @@ def test_replicas_of_a_pipeline_have_the_gradients_of_replicas_of_the_plain_mode
     torch.multiprocessing.spawn(replica, (str(tmp_path),), nprocs=2)
     gradients_compared = len(OPTIONS) * 2 * 4 * 4   # options, modes, backwards, parameters
     assert [(tmp_path / rank).read_text() for rank in '01'] == [str(gradients_compared)] * 2
+
+
+def test_two_models_of_the_same_layers_take_turns() -> None:
+    """Their stages put shadows in the place of the same parameters."""
+    layers = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+    parameters = list(layers.parameters())
+    models = [GPipe(layers, [2, 1], devices=['cpu'] * 2, chunks=7) for _ in range(2)]
+
+    def work(model: GPipe) -> None:
+        for _ in range(30):
+            model(torch.rand(7, 6)).sum().backward()
+
+    threads = [threading.Thread(target=work, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [*map(id, layers.parameters())] == [*map(id, parameters)]
+    assert all(parameter.grad is not None for parameter in parameters)

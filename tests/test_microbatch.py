@@ -141,3 +141,9 @@ def test_one_micro_batch_is_the_mini_batch(batch: tuple[int, Any]) -> None:
     _, value = batch
     (only,) = scatter(value, 1)
     assert not differences(only, value)
+
+
+def test_a_packed_sequence_is_refused_with_what_to_do() -> None:
+    packed = torch.nn.utils.rnn.pack_sequence([torch.rand(3, 2)])
+    with pytest.raises(TypeError, match='PackedSequence.*pack inside the layer'):
+        scatter(packed, 2)

@@ -9,6 +9,7 @@ interpreter in the workers of the devices; `fewgpu.bridge` joins them to the cal
 """
 
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -42,6 +43,11 @@ class GPipe(nn.Module):
     Outputs and gradients equal those of the plain module, applied micro-batch by micro-batch. The
     keys of the state_dict are the plain module's.
 
+    Layers run in other threads. Autocast and the gradient modes of the caller hold there, other
+    contexts (profilers, saved-tensor hooks) do not; while a step runs, its layers are not to be
+    used by others. A recompute replays torch's random numbers and the buffers, but not what a layer
+    draws from Python's or NumPy's generators, nor what it counts in attributes of its own.
+
     Raises TypeError if the module is no nn.Sequential, ValueError for a wrong balance or argument,
     IndexError if there are fewer devices than stages.
     """
@@ -67,7 +73,6 @@ class GPipe(nn.Module):
         partitions = split(module, self.balance)
         self.stage_devices: list[Device] = place(partitions, devices)
         self.devices = [device.torch for device in self.stage_devices]
-        self._turn = threading.RLock()    # of several threads that call the model at once
         self._spans: list | None = None   # (operation, start, end) of the latest step, a row a device
         for part in (self, partitions, *partitions):   # layers keep their own modes
             part.training = module.training
@@ -75,6 +80,7 @@ class GPipe(nn.Module):
         # plain module's; the partitions are only views of them. (Last: a layer may have any name.)
         self.__dict__['partitions'] = partitions
         self._modules.update(module._modules)
+        self._turn = _turn_of(self)
 
     @property
     def timeline(self) -> Timeline | None:
@@ -134,7 +140,8 @@ class GPipe(nn.Module):
         return {**self.__dict__, '_spans': None, '_turn': None}
 
     def __setstate__(self, state: dict) -> None:
-        super().__setstate__({**state, '_turn': threading.RLock()})
+        super().__setstate__(state)
+        self._turn = _turn_of(self)
 
     def cuda(self, device: Any = None) -> 'GPipe':
         raise _moving_denied()
@@ -148,6 +155,16 @@ class GPipe(nn.Module):
                 next(iter(args), None), (torch.device, int, str, torch.Tensor)):
             raise _moving_denied()
         return super().to(*args, **kwargs)
+
+
+def _turn_of(layers: GPipe) -> threading.RLock:
+    """The lock of these layers: threads that call the model at once, or two models of the same
+    layers, take turns."""
+    first = next(iter(layers), None)
+    return threading.RLock() if first is None else _turns.setdefault(first, threading.RLock())
+
+
+_turns: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 
 
 def _moving_denied() -> TypeError:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 PASSED_ON = (bool, int, float, complex, type(None))   # also what a stage may hand to the next
@@ -49,6 +50,10 @@ def rows_of(batch: Any) -> int:
 
 def check_leaves(batch: Any, name: str = 'input') -> list[tuple[str, Any]]:
     """Every leaf with its name. Raises TypeError if one can neither be cut nor be passed on."""
+    for part in pytree.tree_leaves(batch, is_leaf=lambda tree: isinstance(tree, PackedSequence)):
+        if isinstance(part, PackedSequence):   # a tuple, whose rows are no samples
+            raise TypeError(f'{name} has a PackedSequence, which cannot be cut into micro-batches: '
+                            f'pass the padded tensor and the lengths, and pack inside the layer')
     leaves = named_leaves(batch, name)
     for place, leaf in leaves:
         if not isinstance(leaf, (torch.Tensor, *PASSED_ON)):

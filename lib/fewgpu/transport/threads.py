@@ -36,37 +36,46 @@ def call_devices(mailbox: Mailbox, devices: Sequence[Device], jobs: Sequence[Job
     """
     refuse_devices_around(devices)
     inside = getattr(_thread, 'devices', frozenset()) | set(devices)
+    handed_in = [_Once(partial(_inside, inside, job)) for job in jobs]
     for message, value in feed.items():
         mailbox.send(message, Parcel.of(value))
     try:
         with _handing_in:
-            _hand_in(mailbox, devices, [partial(_inside, inside, job) for job in jobs])
+            for device, job in zip(devices, handed_in):
+                device.submit(job)
         mailbox.join()
     except BaseException as error:   # Ctrl-C, say: let the workers stop at their next operation
         mailbox.abort(error)
-        _join_whatever_comes(mailbox)
+        _settle(mailbox, handed_in)
     mailbox.raise_first_error()
     return [mailbox.take(message).value for message in collect]
 
 
-def _hand_in(mailbox: Mailbox, devices: Sequence[Device], jobs: Sequence[Job]) -> None:
-    handed_in = 0
-    try:
-        for device, job in zip(devices, jobs):
-            device.submit(job)
-            handed_in += 1
-    except BaseException as error:
-        mailbox.abort(error)
-        for index in range(handed_in, len(jobs)):   # nobody is to wait for those without a job
-            mailbox.done(index)
-        raise
+class _Once:
+    """A job that a worker runs, or that was cancelled before: never both."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._taken, self._cancelled = job, threading.Lock(), False
+
+    def __call__(self) -> None:
+        if self._taken.acquire(blocking=False):
+            self._job()
+
+    def cancel(self) -> bool:
+        """True if it will not run."""
+        if self._taken.acquire(blocking=False):
+            self._cancelled = True
+        return self._cancelled
 
 
-def _join_whatever_comes(mailbox: Mailbox) -> None:
-    """A second Ctrl-C does not leave while a worker is inside an operation: its layers hold the
-    shadows of their parameters, which the next step would take for the parameters."""
+def _settle(mailbox: Mailbox, jobs: Sequence[_Once]) -> None:
+    """Wait until no job runs. A second Ctrl-C does not leave while a worker is inside an operation:
+    its layers hold the shadows of their parameters, which others would take for the parameters."""
     while True:
         try:
+            for index, job in enumerate(jobs):
+                if job.cancel():   # nobody is to wait for those that no worker has begun
+                    mailbox.done(index)
             return mailbox.join()
         except KeyboardInterrupt:
             print(f'Stopping, as soon as {mailbox.still_running()} is through.', file=sys.stderr)

@@ -48,7 +48,7 @@ def _parser(description: str | None) -> _Parser:
     add('--epochs', type=_count, default=1, metavar='N', help='times through the samples (1)')
     add('--lr', type=_number(above=0.0), default=0.01, help='learning rate of SGD (0.01)')
     add('--momentum', type=_number(least=0.0), default=0.9, help='momentum of SGD (0.9)')
-    add('--seed', type=int, default=0, metavar='N',
+    add('--seed', type=_whole(least=0), default=0, metavar='N',
         help='of the first weights and of the order of the samples (0)')
     _add_data(parser)
     _add_devices(parser)
@@ -62,7 +62,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     add('--test_samples', type=_count, metavar='N',
         help='test on N samples only (as many as are trained on, at most 10000)')
     add('--datadir', metavar='FOLDER', help="another MNIST, in torchvision's layout (the bundled one)")
-    add('--num_workers_dataloader', type=_whole(least=0), default=0, metavar='N',
+    add('--num_workers_dataloader', type=_whole(least=0, most=256), default=0, metavar='N',
         help='processes that load data (0: the script itself)')
     add('--log_interval', type=_count, default=10, metavar='N',
         help='mini-batches from one line of output to the next, which comes after ten seconds in '
@@ -143,10 +143,11 @@ def _fill_in(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 # The types of flags: each gives the value, or says what is wrong
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def _whole(least: int, most: int = 10**9) -> Callable[[str], int]:
     def whole(text: str) -> int:
-        if not re.fullmatch(r'[+-]?\d+', text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f'must be a whole number, {least} or more, not {text!r}')
+        if not re.fullmatch(r'[+-]?\d{1,18}', text) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f'must be a whole number, {least} or more'
+                                             f'{"" if most == 10**9 else f" and at most {most}"}, not {text!r}')
         return int(text)
     return whole
 

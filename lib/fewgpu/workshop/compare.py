@@ -201,11 +201,11 @@ def _show(console: Console, results: Sequence[Result], facts: dict[str, Any], ou
     settings = facts['settings']
     heading = (f"{settings['arch']} on MNIST, {settings['samples']} samples; "
                f"{', '.join(facts['gpus']) or str(facts['cores']) + ' cores'}; torch {facts['torch']}")
-    draw(results, plain, out / 'compare.png', heading)
     stored = {'machine': facts, 'contestants': [
         {'key': one.contestant.key, 'name': one.name, 'command': command_line(one.contestant),
          'failure': one.failure, 'report': one.report} for one in results]}
     (out / 'compare.json').write_text(json.dumps(stored, indent=1), encoding='utf-8')
+    draw(results, plain, out / 'compare.png', heading)
     console.print(f"\nPicture: {out / 'compare.png'}. All figures: {out / 'compare.json'}")
 
 

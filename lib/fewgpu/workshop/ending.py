@@ -1,5 +1,6 @@
 """How a script ends: what a learner must know in a sentence or two, and no pages of traceback."""
 
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,10 +22,15 @@ def run(main: Callable[[], None]) -> None:
     except torch.OutOfMemoryError as error:
         message = out_of_memory(error)
     except (OSError, ValueError) as error:
+        if isinstance(error, BrokenPipeError):   # `script | head -1`: nobody reads on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
         frames = traceback.extract_tb(error.__traceback__)
-        if _LIBRARY not in Path(frames[-1].filename).resolve().parents:
+        ours = [_LIBRARY in Path(frame.filename).resolve().parents for frame in frames]
+        # A full disk is noticed below the library; a ValueError from there is not one of its own.
+        if not (any(ours[1:]) if isinstance(error, OSError) else ours[-1]):
             raise
-        own = [frame for frame in frames if _LIBRARY not in Path(frame.filename).resolve().parents][-1]
+        own = frames[ours.index(True, 1) - 1]   # frame 0 is this function
         message = f'{own.filename}, line {own.lineno}: {own.line}\n{error}'
     except KeyboardInterrupt:
         print('\nStopped.', file=sys.stderr)

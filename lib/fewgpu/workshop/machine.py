@@ -63,7 +63,7 @@ def _products_a_second(threads: int, seconds: float) -> float:
     import torch
 
     done = [0] * threads
-    started = threading.Barrier(threads)
+    started, stop = threading.Barrier(threads), threading.Event()
     before = torch.get_num_threads()
 
     def multiply(index: int) -> None:
@@ -72,15 +72,23 @@ def _products_a_second(threads: int, seconds: float) -> float:
         matrix = torch.full((256, 256), 1 / 256)   # products of it stay what they are
         started.wait()
         end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
+        while time.perf_counter() < end and not stop.is_set():
             torch.mm(matrix, matrix, out=results[index])
             done[index] += 1
 
     results = [torch.empty(256, 256) for _ in range(threads)]
     workers = [threading.Thread(target=multiply, args=(index,)) for index in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    torch.set_num_threads(before)
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:   # after a Ctrl-C none goes on while Python ends
+        stop.set()
+        if any(worker.ident is None for worker in workers):
+            started.abort()
+        for worker in workers:
+            if worker.ident is not None:
+                worker.join()
+        torch.set_num_threads(before)
     return sum(done) / seconds
