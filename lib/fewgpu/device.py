@@ -5,6 +5,7 @@ order. On a GPU the worker enqueues kernels; a virtual CPU device computes in it
 intra-op thread, and may keep a memory ledger with a limit. Several devices may share one GPU.
 """
 
+import atexit
 import contextlib
 import functools
 import os
@@ -177,11 +178,26 @@ class _Worker:
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         ready = threading.Event()
         callers_threads = torch.get_num_threads()
-        threading.Thread(target=_work, args=(self.jobs, ready, is_virtual), daemon=True,
-                         name=f'fewgpu {name}').start()
+        self.thread = threading.Thread(target=_work, args=(self.jobs, ready, is_virtual),
+                                       daemon=True, name=f'fewgpu {name}')
+        self.thread.start()
+        _workers.add(self)
         ready.wait()
         # set_num_threads in the worker became the default of threads to come: put it back.
         torch.set_num_threads(callers_threads)
+
+
+_workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_workers() -> None:
+    """Before Python ends: a worker that still lets go of its last step would meet an interpreter
+    that is gone, and abort. (Not for ever: one may hang in a layer.)"""
+    for worker in list(_workers):
+        worker.jobs.put(None)
+    for worker in list(_workers):
+        worker.thread.join(timeout=5.0)
 
 
 def _work(jobs: queue.SimpleQueue, ready: threading.Event, is_virtual: bool) -> None:
