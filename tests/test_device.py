@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -173,3 +175,33 @@ def test_parameters_that_do_not_fit_are_an_error_of_their_stage() -> None:
     with pytest.raises(torch.OutOfMemoryError, match='CPU 1 out of memory') as caught:
         train(model)
     assert caught.value.__notes__ == ['in stage 1 on CPU 1, before the step']
+
+
+LETS_GO_SLOWLY = '''
+import functools, time, torch
+from fewgpu.device import Device
+
+class Slow:
+    def __del__(self):
+        time.sleep(0.01)
+
+class Keep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.slow = Slow()
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+device = Device()
+device.submit(functools.partial(list, [Keep.apply(torch.ones(1, requires_grad=True)) for _ in range(40)]))
+del device
+'''
+
+
+def test_python_ends_while_the_worker_of_a_dropped_device_still_lets_go_of_a_graph() -> None:
+    """The worker took the interpreter lock in a C++ destructor, and the process aborted."""
+    ended = subprocess.run([sys.executable, '-c', LETS_GO_SLOWLY], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, '')

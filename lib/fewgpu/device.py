@@ -181,23 +181,25 @@ class _Worker:
         self.thread = threading.Thread(target=_work, args=(self.jobs, ready, is_virtual),
                                        daemon=True, name=f'fewgpu {name}')
         self.thread.start()
-        _workers.add(self)
+        _queues[self.thread] = self.jobs
         ready.wait()
         # set_num_threads in the worker became the default of threads to come: put it back.
         torch.set_num_threads(callers_threads)
 
 
-_workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
+# By the threads, which outlive their device while they let go of its last step.
+_queues: weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue] = weakref.WeakKeyDictionary()
 
 
 @atexit.register
 def _end_workers() -> None:
     """Before Python ends: a worker that still lets go of its last step would meet an interpreter
     that is gone, and abort. (Not for ever: one may hang in a layer.)"""
-    for worker in list(_workers):
-        worker.jobs.put(None)
-    for worker in list(_workers):
-        worker.thread.join(timeout=5.0)
+    workers = list(_queues.items())
+    for _, jobs in workers:
+        jobs.put(None)
+    for thread, _ in workers:
+        thread.join(timeout=5.0)
 
 
 def _work(jobs: queue.SimpleQueue, ready: threading.Event, is_virtual: bool) -> None:
