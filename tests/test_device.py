@@ -182,13 +182,16 @@ import functools, time, torch
 from fewgpu.device import Device
 
 class Slow:
+    def __init__(self, seconds):
+        self.sleep = functools.partial(time.sleep, seconds)
+
     def __del__(self):
-        time.sleep(0.01)
+        self.sleep()
 
 class Keep(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
-        ctx.slow = Slow()
+        ctx.slow = Slow(0.01)
         return x.clone()
 
     @staticmethod
@@ -196,8 +199,9 @@ class Keep(torch.autograd.Function):
         return gradient
 
 device = Device()
-device.submit(functools.partial(list, [Keep.apply(torch.ones(1, requires_grad=True)) for _ in range(40)]))
+device.submit(functools.partial(list, [Keep.apply(torch.ones(1, requires_grad=True)) for _ in range(80)]))
 del device
+as_the_last = Slow(0.3)   # Python is half gone by then
 '''
 
 
