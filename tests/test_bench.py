@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import nn
 
 from fewgpu.device import one_thread
-from fewgpu.schedule import CHECKPOINTS, Op, Schedule, gpipe
+from fewgpu.schedule import CHECKPOINTS, Op, Schedule, gpipe, with_recompute
 from tests.bench import pipeline, report
 from tests.bench.bound import makespan, simulate, textbook_speedup
 from tests.bench.memory import peaks
@@ -30,8 +30,8 @@ from tests.bench.work import Failed, Work, disagreement
 
 on_posix = pytest.mark.skipif(os.name != 'posix', reason='signals and process ids of POSIX')
 POSITIVE = st.floats(1e-3, 1e3)
-SCHEDULES = st.builds(gpipe, st.integers(1, 4), st.integers(1, 6),
-                      checkpoint=st.sampled_from(CHECKPOINTS))
+SCHEDULES = st.builds(with_recompute, st.builds(gpipe, st.integers(1, 4), st.integers(1, 6)),
+                      st.sampled_from(CHECKPOINTS))
 
 
 @pytest.mark.parametrize('n', range(1, 11))
@@ -78,7 +78,7 @@ def test_a_verdict_needs_enough_rounds_and_the_whole_interval_on_one_side(low, h
 
 @given(st.integers(1, 5), st.integers(1, 8), POSITIVE, POSITIVE)
 def test_equal_stages_reach_the_textbook_speed_up(stages, micro_batches, forward, backward):
-    schedule = gpipe(stages, micro_batches, checkpoint='never')
+    schedule = gpipe(stages, micro_batches)
     costs = {'F': forward, 'B': backward}
     work = sum(costs[op.kind] for op in schedule)
     taken = makespan(schedule, lambda op: costs[op.kind])

@@ -14,7 +14,7 @@ from torch import nn
 from fewgpu.context import Context
 from fewgpu.device import get_devices
 from fewgpu.run import run_on_threads
-from fewgpu.schedule import ACTIVATION, GRADIENT, Message, Op, Schedule, gpipe, with_messages
+from fewgpu.schedule import Message, Op, Schedule, activation, gpipe, gradient, with_messages
 from fewgpu.stage import Stage
 from fewgpu.transport import Deadlock
 from tests.pipes import Call, Slow
@@ -28,12 +28,12 @@ def run(schedule: Schedule, *, fed: Iterable[int] | None = None, collect: Iterab
     context = Context.capture(devices)
     stages = {j: Stage(j, nn.Sequential(layer), devices[schedule.device_of[j]]).begin(
         context, schedule.micro_batches) for j, layer in enumerate(layers)}
-    feed = {Message(ACTIVATION, 0, i): torch.rand(3, 2)
+    feed = {activation(0, i): torch.rand(3, 2)
             for i in (range(schedule.micro_batches) if fed is None else fed)}
-    feed |= {Message(GRADIENT, schedule.stages - 1, i): [torch.ones(3, 2)]
+    feed |= {gradient(schedule.stages - 1, i): [torch.ones(3, 2)]
              for i in range(schedule.micro_batches)}
     values, _ = run_on_threads(with_messages(schedule), devices, stages, feed, collect,
-                               keeps=schedule.keeps, time_limit=time_limit)
+                               plan=schedule, time_limit=time_limit)
     return values
 
 
@@ -69,11 +69,11 @@ def test_a_chain_of_waits_is_followed_to_its_end() -> None:
 @given(stages=st.integers(1, 4), micro_batches=st.integers(1, 4), data=st.data())
 def test_a_schedule_in_any_order_ends_with_its_outputs_or_with_an_explanation(
         stages: int, micro_batches: int, data) -> None:
-    order = gpipe(stages, micro_batches, checkpoint='never')
+    order = gpipe(stages, micro_batches)
     shuffled = Schedule('shuffled', stages, micro_batches, tuple(
         tuple(data.draw(st.permutations(row))) for row in order.rows))
     try:
-        values = run(shuffled, collect=[Message(GRADIENT, -1, i) for i in range(micro_batches)])
+        values = run(shuffled, collect=[gradient(-1, i) for i in range(micro_batches)])
     except Deadlock as error:
         assert 'waits for' in str(error)
     except KeyError:   # a backward before its own forward: an error of the last stage
@@ -85,7 +85,7 @@ def test_a_schedule_in_any_order_ends_with_its_outputs_or_with_an_explanation(
 
 def test_an_output_that_no_operation_makes_is_named() -> None:
     with pytest.raises(Deadlock, match='without the activation of micro-batch 5 for stage 2'):
-        run(gpipe(2, 2).halves()[0], collect=[Message(ACTIVATION, 2, 5)])
+        run(gpipe(2, 2).halves()[0], collect=[activation(2, 5)])
 
 
 def test_a_time_limit_that_passes_says_who_waits_for_whom_and_where_the_other_is() -> None:
@@ -98,7 +98,7 @@ def test_a_time_limit_that_passes_says_who_waits_for_whom_and_where_the_other_is
 
 def test_a_time_limit_bounds_one_wait_and_not_the_whole_step() -> None:
     values = run(gpipe(2, 5).halves()[0], time_limit=1.0, layers=[Slow(0.3), nn.Linear(2, 2)],
-                 collect=[Message(ACTIVATION, 2, 4)])
+                 collect=[activation(2, 4)])
     assert len(values) == 1
 
 
@@ -113,4 +113,4 @@ def test_an_error_wins_over_the_waits_that_it_causes() -> None:
 
 def test_a_device_without_operations_is_done_at_once() -> None:
     schedule = Schedule('half empty', 1, 2, (*rows('F0 F1'), ()))
-    assert len(run(schedule, collect=[Message(ACTIVATION, 1, i) for i in range(2)])) == 2
+    assert len(run(schedule, collect=[activation(1, i) for i in range(2)])) == 2

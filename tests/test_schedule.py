@@ -7,10 +7,11 @@ from collections import Counter
 import pytest
 from hypothesis import given, strategies as st
 
-from fewgpu.schedule import ACTIVATION, CHECKPOINTS, GRADIENT, Op, Schedule, gpipe, with_messages
+from fewgpu.schedule import (ACTIVATION, CHECKPOINTS, GRADIENT, Op, Schedule, activation, gpipe, gradient,
+                             with_messages, with_recompute)
 
-SCHEDULES = st.builds(gpipe, st.integers(1, 6), st.integers(1, 8),
-                      checkpoint=st.sampled_from(CHECKPOINTS))
+SCHEDULES = st.builds(with_recompute, st.builds(gpipe, st.integers(1, 6), st.integers(1, 8)),
+                      st.sampled_from(CHECKPOINTS))
 
 
 def recomputed(checkpoint: str, micro_batches: int) -> set[int]:
@@ -41,7 +42,7 @@ def play(schedule: Schedule) -> list[Op]:
 @given(st.integers(1, 6), st.integers(1, 8), st.sampled_from(CHECKPOINTS))
 def test_each_stage_runs_each_micro_batch_once_and_recomputes_where_asked(
         stages: int, micro_batches: int, checkpoint: str) -> None:
-    schedule = gpipe(stages, micro_batches, checkpoint=checkpoint)
+    schedule = with_recompute(gpipe(stages, micro_batches), checkpoint)
     assert (schedule.stages, schedule.micro_batches) == (stages, micro_batches)
     every = [(stage, i) for stage in range(stages) for i in range(micro_batches)]
     again = recomputed(checkpoint, micro_batches)
@@ -102,8 +103,8 @@ def test_every_message_has_one_sender_and_one_receiver(schedule: Schedule) -> No
     sent = Counter(op.message for op in ops if op.kind == 'send')
     received = Counter(op.message for op in ops if op.kind == 'recv')
     last, count = schedule.stages, range(schedule.micro_batches)
-    fed = {(ACTIVATION, 0, i) for i in count} | {(GRADIENT, last - 1, i) for i in count}
-    taken = {(ACTIVATION, last, i) for i in count} | {(GRADIENT, -1, i) for i in count}
+    fed = {activation(0, i) for i in count} | {gradient(last - 1, i) for i in count}
+    taken = {activation(last, i) for i in count} | {gradient(-1, i) for i in count}
     assert max(sent.values()) == max(received.values()) == 1
     assert received.keys() - sent.keys() == fed
     assert sent.keys() - received.keys() == taken
@@ -130,7 +131,7 @@ def test_messages_stand_round_the_passes_and_change_nothing_else(schedule: Sched
 @given(st.integers(1, 6), st.integers(1, 8), st.sampled_from(CHECKPOINTS))
 def test_a_forward_keeps_what_its_backward_will_use(stages: int, micro_batches: int,
                                                     checkpoint: str) -> None:
-    schedule = gpipe(stages, micro_batches, checkpoint=checkpoint)
+    schedule = with_recompute(gpipe(stages, micro_batches), checkpoint)
     again = recomputed(checkpoint, micro_batches)
     for stage in range(stages):
         for i in range(micro_batches):
@@ -172,7 +173,7 @@ def test_an_operation_prints_as_nothing_else_in_its_row_does(schedule: Schedule)
 def test_a_schedule_that_cannot_be_is_refused(stages: int, micro_batches: int,
                                               checkpoint: str) -> None:
     with pytest.raises(ValueError):
-        gpipe(stages, micro_batches, checkpoint=checkpoint)
+        with_recompute(gpipe(stages, micro_batches), checkpoint)
 
 
 def test_schedules_need_no_torch() -> None:

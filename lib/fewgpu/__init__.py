@@ -10,18 +10,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fewgpu.device import Device, get_devices
     from fewgpu.gpipe import GPipe
+    from fewgpu.launch import launch
     from fewgpu.model_parallel import ModelParallel
+    from fewgpu.pipeline import Pipeline
     from fewgpu.recompute import is_checkpointing, is_recomputing
 
-__all__ = ['Device', 'GPipe', 'ModelParallel', 'get_devices', 'is_checkpointing', 'is_recomputing']
+__all__ = ['Device', 'GPipe', 'ModelParallel', 'Pipeline', 'get_devices', 'is_checkpointing',
+           'is_recomputing', 'launch']
 
 _HOME = {
     'Device': 'fewgpu.device',
     'GPipe': 'fewgpu.gpipe',
     'ModelParallel': 'fewgpu.model_parallel',
+    'Pipeline': 'fewgpu.pipeline',
     'get_devices': 'fewgpu.device',
     'is_checkpointing': 'fewgpu.recompute',
     'is_recomputing': 'fewgpu.recompute',
+    'launch': 'fewgpu.launch',
 }
 
 

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from fewgpu.context import Context
 from fewgpu.microbatch import gather, has_rows
 from fewgpu.run import Stamps, run_on_threads
-from fewgpu.schedule import ACTIVATION, GRADIENT, Message, Schedule, with_messages
+from fewgpu.schedule import Message, Schedule, activation, gradient, with_messages
 from fewgpu.stage import Stage
 
 Gradients = list[torch.Tensor | None]
@@ -39,7 +39,7 @@ class Step:
         self._count = schedule.micro_batches
         self._last = schedule.stages - 1
         self._halves = tuple(map(with_messages, schedule.halves()))
-        self._keeps = (schedule if torch.is_grad_enabled() else self._halves[0]).keeps
+        self._plan = schedule if torch.is_grad_enabled() else schedule.halves()[0]
         self._devices = [stage.device for stage in stages]
         self._context = Context.capture(self._devices)
         self._stages = {}
@@ -58,7 +58,7 @@ class Step:
                          if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         self._source_devices = [leaves[k].device for k in self._sources]
         self._parameters = [parameter for stage in self._stages.values()
-                            for parameter in stage.shadows if parameter.requires_grad]
+                            for parameter in stage.weights(0).shadows if parameter.requires_grad]
         phony = None
         if torch.is_grad_enabled():
             anchor = torch.empty(0, device='cpu', requires_grad=True)   # a layer may bring leaves
@@ -77,8 +77,8 @@ class Step:
     def _run_forward(self, micro_batches: list[Any]) -> tuple[Any, list[bool]]:
         self._input_rows = [next(len(leaf) for leaf in pytree.tree_leaves(value) if has_rows(leaf))
                             for value in micro_batches]
-        feed = {Message(ACTIVATION, 0, i): value for i, value in enumerate(micro_batches)}
-        outputs = self._run(0, feed, [Message(ACTIVATION, self._last + 1, i)
+        feed = {activation(0, i): value for i, value in enumerate(micro_batches)}
+        outputs = self._run(0, feed, [activation(self._last + 1, i)
                                       for i in range(self._count)])
         leaves = [pytree.tree_leaves(output) for output in outputs]
         self._rows = [[len(leaf) if has_rows(leaf) else None for leaf in row] for row in leaves]
@@ -117,11 +117,11 @@ class Step:
         self._freed = not retain_graph
         for stage in self._stages.values():
             stage.take_gradients()   # of a backward that failed half-way
-        feed = {Message(GRADIENT, self._last, i): gradients
+        feed = {gradient(self._last, i): gradients
                 for i, gradients in enumerate(self._gradients)}
         self._gradients = []
         with self._turn:
-            micro_batches = self._run(1, feed, [Message(GRADIENT, -1, i)
+            micro_batches = self._run(1, feed, [gradient(-1, i)
                                                 for i in range(self._count)],
                                       retain_graph=retain_graph)
         gathered: dict[nn.Parameter, torch.Tensor | None] = {}
@@ -148,7 +148,7 @@ class Step:
     def _run(self, half: int, feed: dict[Message, Any], collect: list[Message],
              **options: Any) -> list[Any]:
         values, spans = run_on_threads(self._halves[half], self._devices, self._stages, feed,
-                                       collect, keeps=self._keeps, **options)
+                                       collect, plan=self._plan, **options)
         for row, new in zip(self.spans, spans):
             row += new
         return values

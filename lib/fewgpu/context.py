@@ -24,11 +24,11 @@ class Context:
     streams: dict[torch.device, 'torch.cuda.Stream']
 
     @classmethod
-    def capture(cls, devices: Iterable[Device]) -> 'Context':
+    def capture(cls, devices: Iterable[Device], seed: int | None = None) -> 'Context':
         gpus = {device.torch for device in devices if device.torch.type == 'cuda'}
         kinds = ['cpu'] + (['cuda'] if torch.cuda.is_available() else [])
         return cls(
-            seed=StepSeed(),
+            seed=StepSeed(seed),
             gradients=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
             recomputing=is_recomputing(),

@@ -8,6 +8,7 @@ intra-op thread, and may keep a memory ledger with a limit. Several devices may 
 import atexit
 import contextlib
 import functools
+import math
 import os
 import queue
 import threading
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from fewgpu.ledger import Counting, Ledger
+from fewgpu.link import Link
 from fewgpu.malloc import keep_freed_memory
 
 keep_freed_memory()
@@ -32,11 +34,14 @@ class Device:
     """One device of a pipeline.
 
     `device` is where its tensors live ('cpu', 'cuda:1', 1, a torch.device); `index` numbers the
-    virtual CPU devices; `memory_limit` (bytes) is for virtual devices, where it turns the ledger on.
+    virtual CPU devices. Only for virtual devices: `memory_limit` (bytes) turns the ledger on;
+    `link` is how messages reach the device; with a `pace` between 0 and 1 it computes that much
+    slower, so that more devices than cores behave as if each had a core.
     """
 
     def __init__(self, device: torch.device | str | int = 'cpu', *, index: int = 0,
-                 memory_limit: int | None = None) -> None:
+                 memory_limit: int | None = None, link: Link | None = None,
+                 pace: float | None = None) -> None:
         self.torch = torch.device(f'cuda:{device}' if isinstance(device, int) else device)
         self.is_virtual = self.torch.type == 'cpu'
         if self.torch.type not in ('cpu', 'cuda'):
@@ -46,11 +51,16 @@ class Device:
         if self.torch.type == 'cuda' and memory_limit is not None:
             raise ValueError('the allocator of a GPU has one limit for all that use it: set it by '
                              'get_devices(n, memory_limit=...)')
+        if self.torch.type == 'cuda' and (link is not None or pace is not None):
+            raise ValueError('a GPU has the link and the pace that it has: give them to virtual '
+                             "devices, kind='cpu'")
+        if pace is not None and not 0.0 < pace <= 1.0:
+            raise ValueError(f'a pace is above 0 and at most 1, a share of the full speed, not {pace}')
         if self.torch.type == 'cuda' and self.torch.index is None:
             self.torch = torch.device('cuda', torch.cuda.current_device())
         self.index = index if self.is_virtual else (self.torch.index or 0)
         self.name = f"{'CPU' if self.is_virtual else 'GPU'} {self.index}"
-        self.memory_limit = memory_limit
+        self.memory_limit, self.link, self.pace = memory_limit, link, pace
         self.ledger: Ledger | None = None
         self._worker: _Worker | None = None
         if memory_limit is not None:
@@ -92,6 +102,21 @@ class Device:
             weakref.finalize(self, self._worker.jobs.put, None)
         self._worker.jobs.put(job)
 
+    @contextlib.contextmanager
+    def paced(self, works: bool = True) -> Iterator[None]:
+        """What is computed inside takes its time divided by the pace; this thread sleeps the rest.
+
+        Counted is the time that the thread computes, so that devices which outnumber the cores, and
+        share them, still take the time that they would take alone.
+        """
+        if self.pace is None or not works:
+            yield
+            return
+        start, computed = time.perf_counter(), time.thread_time()
+        yield
+        computed = time.thread_time() - computed
+        time.sleep(max(0.0, start + computed / self.pace - time.perf_counter()))
+
     def now(self) -> Any:
         """A time stamp: seconds, or on a GPU an event among its kernels (see fewgpu.trace)."""
         if self.torch.type != 'cuda':
@@ -107,19 +132,26 @@ class Device:
         return self   # a copy of a model lives where the model lives
 
     def __reduce__(self) -> tuple:
-        return _rebuild, (str(self.torch), self.index, self.memory_limit)
+        return _rebuild, (str(self.torch), self.index, self.memory_limit, self.link, self.pace)
 
 
-def _rebuild(device: str, index: int, memory_limit: int | None) -> Device:
-    return Device(device, index=index, memory_limit=memory_limit)
+def _rebuild(device: str, index: int, memory_limit: int | None, link: Link | None,
+             pace: float | None) -> Device:
+    return Device(device, index=index, memory_limit=memory_limit, link=link, pace=pace)
 
 
-def get_devices(n: int, *, kind: str | None = None, memory_limit: int | None = None) -> list[Device]:
+def get_devices(n: int, *, kind: str | None = None, memory_limit: int | None = None,
+                latency: float = 0.0, bandwidth: float = math.inf,
+                pace: float | None = None) -> list[Device]:
     """n devices: the GPUs, shared in turn if there are fewer, or virtual CPU devices without any.
 
     `kind` 'cpu' or 'cuda' insists on one sort. `memory_limit` is bytes a device; on GPUs the
-    allocator enforces it, for the devices that share a GPU together.
+    allocator enforces it, for the devices that share a GPU together. Virtual devices may be given
+    links (`latency` in seconds, `bandwidth` in bytes a second) and a `pace`: see `Device`.
     """
+    if latency or bandwidth < math.inf or pace is not None:
+        return [Device('cpu' if kind is None else kind, index=i, memory_limit=memory_limit, pace=pace,
+                       link=Link(latency, bandwidth)) for i in range(n)]
     devices = choose_devices(n, kind=kind, memory_limit=memory_limit)
     for gpu, stages in Counter(device.torch for device in devices if not device.is_virtual).items():
         _limit_allocator(gpu, None if memory_limit is None else stages * memory_limit)

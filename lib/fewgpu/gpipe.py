@@ -8,8 +8,6 @@ Forward and backward are the two halves of a schedule (`fewgpu.schedule.gpipe`),
 interpreter in the workers of the devices; `fewgpu.bridge` joins them to the caller's graph.
 """
 
-import threading
-import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -20,8 +18,8 @@ from fewgpu.batchnorm import DeferredBatchNorm
 from fewgpu.bridge import Step
 from fewgpu.device import Device
 from fewgpu.microbatch import check_leaves, scatter
-from fewgpu.partition import place, split, verify_balance, verify_module
-from fewgpu.schedule import CHECKPOINTS, gpipe
+from fewgpu.partition import place, split, turn_of, verify_balance, verify_module
+from fewgpu.schedule import CHECKPOINTS, gpipe, with_recompute
 from fewgpu.stage import Stage
 from fewgpu.trace import Timeline
 from fewgpu.transport import refuse_devices_around
@@ -80,7 +78,7 @@ class GPipe(nn.Module):
         # plain module's; the partitions are only views of them. (Last: a layer may have any name.)
         self.__dict__['partitions'] = partitions
         self._modules.update(module._modules)
-        self._turn = _turn_of(self)
+        self._turn = turn_of(self)
 
     @property
     def timeline(self) -> Timeline | None:
@@ -107,7 +105,7 @@ class GPipe(nn.Module):
             return inputs[0]
         micro_batches = scatter(inputs[0], self.chunks)
         checkpoint = self.checkpoint if self.training else 'never'
-        schedule = gpipe(len(self.balance), len(micro_batches), checkpoint=checkpoint)
+        schedule = with_recompute(gpipe(len(self.balance), len(micro_batches)), checkpoint)
         refuse_devices_around(self.stage_devices)
         with self._turn:
             step = Step(schedule, self._stages(), self._turn)
@@ -141,7 +139,7 @@ class GPipe(nn.Module):
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
-        self._turn = _turn_of(self)
+        self._turn = turn_of(self)
 
     def cuda(self, device: Any = None) -> 'GPipe':
         raise _moving_denied()
@@ -155,16 +153,6 @@ class GPipe(nn.Module):
                 next(iter(args), None), (torch.device, int, str, torch.Tensor)):
             raise _moving_denied()
         return super().to(*args, **kwargs)
-
-
-def _turn_of(layers: GPipe) -> threading.RLock:
-    """The lock of these layers: threads that call the model at once, or two models of the same
-    layers, take turns."""
-    first = next(iter(layers), None)
-    return threading.RLock() if first is None else _turns.setdefault(first, threading.RLock())
-
-
-_turns: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 
 
 def _moving_denied() -> TypeError:

@@ -1,6 +1,8 @@
 """From a sequence of layers and a balance to stages, each on its device."""
 
 import operator
+import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
@@ -69,6 +71,16 @@ def place(partitions: nn.ModuleList, devices: Iterable[Any] | None) -> list[Devi
         if any(tensor.device != device.torch for tensor in _tensors(partition)):
             partition.to(device.torch)
     return chosen
+
+
+def turn_of(layers: nn.Sequential) -> threading.RLock:
+    """The lock of these layers: threads that call the model at once, or two models of the same
+    layers, take turns."""
+    first = next(iter(layers), None)
+    return threading.RLock() if first is None else _turns.setdefault(first, threading.RLock())
+
+
+_turns: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 
 
 def _tensors(module: nn.Module) -> list[torch.Tensor]:

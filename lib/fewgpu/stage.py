@@ -1,4 +1,4 @@
-"""One stage's work on one micro-batch: forward, recompute, backward.
+"""One stage's work on one micro-batch: forward, recompute, backward, update.
 
 A `Stage` lasts as long as the pipeline: layers, a device. A `StageStep` is what one mini-batch
 leaves behind in it, and goes with it, so nothing leaks from one step into the next, and two
@@ -13,10 +13,12 @@ whether a gradient comes back. Each stage has a graph of its own for every micro
              gradients   gradients
              to send     gather in the shadows of the parameters
 
-A shadow is a leaf that shares its parameter's storage. At the end of a backward the pipeline hands
-the gradients of the shadows to the caller's graph, once for all micro-batches.
+A shadow is a leaf that shares its parameter's storage (see fewgpu.weights). At the end of a step
+the gradients of the shadows are handed on, once for all micro-batches: to the caller's graph (GPipe)
+or to the parameters and their optimizer (Pipeline).
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,9 +29,12 @@ from torch.utils import _pytree as pytree
 from fewgpu.batchnorm import DeferredBatchNorm
 from fewgpu.context import Context
 from fewgpu.device import Device
+from fewgpu.gate import Gate, GradientEdge, edges, flags
 from fewgpu.microbatch import check_leaves
-from fewgpu.recompute import Buffers, Swap, dropping_graph, parameter_slots, recomputing
+from fewgpu.recompute import Buffers, Swap, dropping_graph, recomputing
 from fewgpu.rng import Stream
+from fewgpu.split_backward import Roots, SplitBackward
+from fewgpu.weights import Gradients, Weights, storage
 
 
 @dataclass
@@ -39,6 +44,7 @@ class Stage:
     index: int
     module: nn.Module
     device: Device
+    optimizer: torch.optim.Optimizer | None = None   #: for schedules with updates
 
     def begin(self, context: Context, micro_batches: int) -> 'StageStep':
         """The stage's part of one step."""
@@ -54,63 +60,18 @@ class Stage:
 class Stash:
     """What a forward left behind for its backward: the input to run again, or the graph."""
 
-    needs_gradient: list[bool]                  # of every leaf of the output
-    gate: 'Gate | None' = None
-    edges: list[Any] | None = None              # gradient edges of the outputs (None: no gradient)
+    weights: Weights
+    needs_gradient: list[bool]                       # of every leaf of the output
+    gate: Gate | None = None
+    edges: list[GradientEdge | None] | None = None   # of the outputs (None: no gradient)
     inputs: Any = None
     buffers: Buffers | None = None
+    split: SplitBackward | None = None               # between the halves of the backward
 
-
-class Gate:
-    """Where a micro-batch enters the graph of a stage, and where the gradients come out again.
-
-    Received tensors cannot be leaves of the graph: a first layer may work in place.
-    """
-
-    def __init__(self) -> None:
-        self._tensors: list[torch.Tensor] = []
-        self._where: list[int] = []
-        self._leaves = 0
-        self.gradients: tuple[torch.Tensor | None, ...] = ()
-
-    def enter(self, inputs: Any) -> Any:
-        """The same nesting of tensors; those that need a gradient belong to a new graph."""
-        leaves, spec = pytree.tree_flatten(inputs)
-        self._leaves = len(leaves)
-        self._where = [k for k, leaf in enumerate(leaves)
-                       if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        if not self._where:
-            return inputs
-        self._tensors = [leaves[k].detach() for k in self._where]
-        entered = _Enter.apply(torch.empty(0, requires_grad=True, device='cpu'), self)
-        for k, tensor in zip(self._where, entered):
-            leaves[k] = tensor
-        return pytree.tree_unflatten(leaves, spec)
-
-    def take_gradients(self) -> list[torch.Tensor | None]:
-        """One gradient a leaf of the input (None where there is none), once."""
-        gradients: list[torch.Tensor | None] = [None] * self._leaves
-        for k, gradient in zip(self._where, self.gradients):
-            gradients[k] = gradient
-        self.gradients = ()
-        return gradients
-
-    def take_tensors(self) -> list[torch.Tensor]:
-        tensors, self._tensors = self._tensors, []
-        return tensors
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, phony: torch.Tensor, gate: Gate) -> tuple[torch.Tensor, ...]:
-        ctx.gate = gate
-        ctx.set_materialize_grads(False)   # None where no gradient came
-        return tuple(gate.take_tensors())
-
-    @staticmethod
-    def backward(ctx, *gradients: torch.Tensor | None) -> tuple[None, None]:
-        ctx.gate.gradients = gradients
-        return None, None
+    def roots(self, gradients: list[torch.Tensor | None]) -> Roots:
+        """Where the backward starts, from one gradient a leaf of the output."""
+        return [(edge, gradient) for edge, gradient in zip(self.edges, gradients)
+                if edge is not None and gradient is not None]
 
 
 @dataclass
@@ -119,47 +80,51 @@ class StageStep:
 
     stage: Stage
     context: Context
-    shadows: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
+    updates: int = 0   #: so far, in this step
+    _versions: dict[int, Weights] = field(default_factory=dict)
     _stashes: dict[int, Stash] = field(default_factory=dict)
     _overwritten: dict = field(default_factory=dict)   # see Buffers
-    _versions: list[int] = field(default_factory=list)   # of the parameters, after the latest run
 
     def __post_init__(self) -> None:
-        slots = parameter_slots(self.stage.module) if self.context.gradients else []
-        for _, _, parameter in slots:
-            if parameter not in self.shadows:
-                self.shadows[parameter] = parameter.detach().requires_grad_(parameter.requires_grad)
-        self._swap = Swap([(container, key) for container, key, _ in slots])
-        self._values = [self.shadows[parameter] for _, _, parameter in slots]
         # A recompute does as the forward did, although the caller may have called eval() since.
         # (TorchScript keeps its modes elsewhere.)
         parts = [vars(part) for part in self.stage.module.modules() if 'training' in vars(part)]
         self._modes = Swap([(part, 'training') for part in parts])
         self._training = [part['training'] for part in parts]
-        self._buffers = {_storage(buffer) for buffer in self.stage.module.buffers()}
+        self._buffers = {storage(buffer) for buffer in self.stage.module.buffers()}
 
-    def forward(self, i: int, inputs: Any, keep: str) -> Any:
+    def weights(self, version: int) -> Weights:
+        """A version that is still there, or the newest."""
+        if version not in self._versions and version == self.updates:
+            self._versions[version] = Weights(
+                self.stage.module, version, gradients=self.context.gradients,
+                updated=self.stage.optimizer is not None)
+        return self._versions[version]
+
+    def forward(self, i: int, inputs: Any, keep: str, version: int = 0) -> Any:
         """The outputs for micro-batch `i`, without a graph.
 
         `keep` is what stays behind for the backward: 'graph', 'input' (then `recompute` comes
-        before `backward`) or 'nothing'.
+        before `backward`) or 'nothing'. `version` is that of the weights.
         """
-        if keep == 'input' and not self._needs_gradient(inputs):
+        weights = self.weights(version)
+        if keep == 'input' and not (weights.trains or any(flags(inputs))):
             keep = 'graph'   # which will be empty
         awaited = keep == 'input' or any(stash.buffers for stash in self._stashes.values())
         buffers = Buffers(self.stage.module, self._overwritten) if awaited else None
         if keep == 'input':
             with dropping_graph():   # on a copy: a first layer may work in place
-                outputs, _ = self._run(i, _copied(inputs))
-            self._stashes[i] = Stash(_flags(outputs), inputs=inputs, buffers=buffers)
+                outputs, _ = self._run(i, _copied(inputs), weights)
+            self._stashes[i] = Stash(weights, flags(outputs), inputs=inputs, buffers=buffers)
         else:
-            outputs, gate = self._run(i, inputs)
+            outputs, gate = self._run(i, inputs, weights)
             if keep == 'graph':
-                self._stashes[i] = Stash(_flags(outputs), gate, _edges(outputs))
+                self._stashes[i] = Stash(weights, flags(outputs), gate, edges(outputs))
         if awaited:
             buffers.forget_unchanged()
         check_leaves(outputs, 'output')
-        self._hand_on_new_data()
+        if version == self.updates:
+            weights.hand_on_new_data()
         return pytree.tree_map_only(torch.Tensor, self._leaving, outputs)
 
     def recompute(self, i: int) -> None:
@@ -167,81 +132,85 @@ class StageStep:
         stash = self._stashes[i]
         if stash.edges is not None:   # nothing needs a gradient, or the graph was retained
             return
-        if self._versions != self._versions_now():
+        if stash.weights.changed:
             raise RuntimeError('a parameter was changed between the forward and the backward (by '
                                'an optimizer step, say): the forward cannot be recomputed as it was')
         with recomputing(), self._modes.to(self._training), stash.buffers.restored():
-            outputs, stash.gate = self._run(i, stash.inputs)
-        if _flags(outputs) != stash.needs_gradient:
+            outputs, stash.gate = self._run(i, stash.inputs, stash.weights)
+        if flags(outputs) != stash.needs_gradient:
             raise RuntimeError('the recomputed forward does not return what the first one '
                                'returned: a layer must do the same both times')
-        stash.edges = _edges(outputs)
+        stash.edges = edges(outputs)
         stash.inputs = stash.buffers = None
 
     def backward(self, i: int, gradients: list[torch.Tensor | None], *,
                  retain_graph: bool = False) -> list[torch.Tensor | None]:
         """From one gradient a leaf of the output to one a leaf of the input.
 
-        Gradients of parameters add up in `shadows`.
+        Gradients of parameters add up in the shadows.
         """
         stash = self._stashes[i] if retain_graph else self._stashes.pop(i)
-        pairs = [(edge, gradient) for edge, gradient in zip(stash.edges, gradients)
-                 if edge is not None and gradient is not None]
-        if pairs:
-            torch.autograd.backward(*map(list, zip(*pairs)), retain_graph=retain_graph)
+        if roots := stash.roots(gradients):
+            torch.autograd.backward(*map(list, zip(*roots)), retain_graph=retain_graph)
         return stash.gate.take_gradients()
 
-    def take_gradients(self) -> dict[nn.Parameter, torch.Tensor | None]:
-        """What has gathered for each parameter since the last time."""
-        gradients = {parameter: shadow.grad for parameter, shadow in self.shadows.items()}
-        for shadow in self.shadows.values():
-            shadow.grad = None
+    def backward_inputs(self, i: int, gradients: list[torch.Tensor | None]
+                        ) -> list[torch.Tensor | None]:
+        """The half of `backward` that other stages wait for; `backward_weights` has to follow."""
+        stash = self._stashes[i]
+        stash.split = SplitBackward(stash.roots(gradients), stash.gate.anchor)
+        stash.split.inputs()
+        stash.edges = None
+        return stash.gate.take_gradients()
+
+    def backward_weights(self, i: int) -> None:
+        """The other half: gradients of parameters add up in the shadows."""
+        self._stashes.pop(i).split.weights()
+
+    def take_gradients(self) -> Gradients:
+        """What has gathered for each parameter since the last time, in all versions."""
+        taken = [weights.take_gradients() for weights in self._versions.values()]
+        gradients: Gradients = {}
+        for parameter in taken[0] if taken else ():
+            parts = [part[parameter] for part in taken if part[parameter] is not None]
+            gradients[parameter] = sum(parts[1:], parts[0]) if parts else None
         return gradients
 
-    def _run(self, i: int, inputs: Any) -> tuple[Any, Gate]:
+    @torch.no_grad()
+    def update(self, keep: Collection[int] = ()) -> None:
+        """Hand the gradients to the parameters, and let the optimizer, if there is one, use them.
+
+        `keep` are the versions that are needed afterwards.
+        """
+        for parameter, gradient in self.take_gradients().items():
+            if gradient is None or parameter.grad is None:
+                parameter.grad = parameter.grad if gradient is None else gradient
+            else:
+                parameter.grad += gradient
+        self._versions = {version: self.weights(version) for version in keep}
+        if self.stage.optimizer is not None:
+            if self.updates in keep:
+                for parameter in self._versions[self.updates].shadows:
+                    parameter.data = parameter.data.clone()
+            self.stage.optimizer.step()
+            self.stage.optimizer.zero_grad()
+        self.updates += 1
+
+    def _run(self, i: int, inputs: Any, weights: Weights) -> tuple[Any, Gate]:
         gate = Gate()
         stream = Stream(self.context.seed, self.stage.index, i, self.stage.device.torch)
-        with self._swap.to(self._values), self.context.casting(), stream:
+        with weights.in_place(), self.context.casting(), stream:
             outputs = self.stage.module(gate.enter(inputs))
-        self._versions = self._versions_now()
+        weights.mark()
         return outputs, gate
-
-    def _versions_now(self) -> list[int]:
-        return [value._version for value in self._values]
-
-    def _hand_on_new_data(self) -> None:
-        """A layer that constrains its weights may have said weight.data = ... to a shadow."""
-        for parameter, shadow in self.shadows.items():
-            if _storage(shadow) != _storage(parameter):
-                parameter.data = shadow.data
 
     def _leaving(self, tensor: torch.Tensor) -> torch.Tensor:
         """As it crosses the boundary. Of a buffer a copy goes: the next forward may write into it
         before the next stage has read it."""
         detached = tensor.detach()
-        if _storage(tensor) in self._buffers:
+        if storage(tensor) in self._buffers:
             detached = detached.clone()
         return detached.requires_grad_(tensor.requires_grad)
-
-    def _needs_gradient(self, inputs: Any) -> bool:
-        return any(leaf.requires_grad for leaf in [*self._values, *pytree.tree_leaves(inputs)]
-                   if isinstance(leaf, torch.Tensor))
-
-
-def _flags(outputs: Any) -> list[bool]:
-    return [isinstance(leaf, torch.Tensor) and leaf.requires_grad
-            for leaf in pytree.tree_leaves(outputs)]
-
-
-def _edges(outputs: Any) -> list[Any]:
-    return [torch.autograd.graph.get_gradient_edge(leaf)
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None
-            for leaf in pytree.tree_leaves(outputs)]
-
-
-def _storage(tensor: torch.Tensor) -> int | None:
-    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
-    return tensor.untyped_storage()._cdata if plain else None
 
 
 def _copied(inputs: Any) -> Any:

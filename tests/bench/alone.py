@@ -10,7 +10,7 @@ import torch
 from fewgpu.context import Context
 from fewgpu.device import get_devices
 from fewgpu.gpipe import GPipe
-from fewgpu.schedule import Op, gpipe
+from fewgpu.schedule import Op, gpipe, with_recompute
 from fewgpu.stage import Stage
 from tests.bench.contestants import InProcess
 from tests.bench.work import Work
@@ -24,7 +24,7 @@ class Alone(InProcess):
 
     def __init__(self, work: Work, checkpoint: str) -> None:
         super().__init__(work, checkpoint)
-        self.schedule = gpipe(len(work.balance), work.chunks, checkpoint=checkpoint)
+        self.schedule = with_recompute(gpipe(len(work.balance), work.chunks), checkpoint)
         devices = get_devices(len(work.balance), kind='cpu')
         model = GPipe(work.model, work.balance, devices=devices)
         self._stages = [Stage(j, *pair) for j, pair in enumerate(zip(model.partitions, devices))]

@@ -6,10 +6,11 @@ import re
 
 from torch import nn
 
+from fewgpu.models.gpt import gpt, next_token_loss
 from fewgpu.models.resnet import depths, resnet
 from fewgpu.models.vgg import vgg16
 
-__all__ = ['ARCHITECTURES', 'build', 'depths', 'resnet', 'vgg16']
+__all__ = ['ARCHITECTURES', 'build', 'depths', 'gpt', 'next_token_loss', 'resnet', 'vgg16']
 
 ARCHITECTURES = ('resnet18', 'resnet50', 'resnet152', 'vgg16')
 

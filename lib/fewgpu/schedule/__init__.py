@@ -4,10 +4,31 @@ A schedule is made by a pure function (`gpipe`, ...), and the same rows of opera
 simulated, checked and executed by the interpreter in `fewgpu.run`.
 """
 
-from fewgpu.schedule.gpipe import CHECKPOINTS, gpipe, recomputed
-from fewgpu.schedule.messages import with_messages
-from fewgpu.schedule.op import ACTIVATION, GRADIENT, Message, Op
-from fewgpu.schedule.schedule import Schedule
+from collections.abc import Callable
+from functools import partial
 
-__all__ = ['ACTIVATION', 'CHECKPOINTS', 'GRADIENT', 'Message', 'Op', 'Schedule', 'gpipe',
-           'recomputed', 'with_messages']
+from fewgpu.schedule.gpipe import gpipe
+from fewgpu.schedule.interleaved import interleaved
+from fewgpu.schedule.one_f_one_b import one_f_one_b
+from fewgpu.schedule.op import (ACTIVATION, GRADIENT, TARGET, Message, Op, activation, gradient,
+                                target)
+from fewgpu.schedule.passes import CHECKPOINTS, with_messages, with_recompute, with_updates
+from fewgpu.schedule.pipedream import pipedream
+from fewgpu.schedule.schedule import Schedule
+from fewgpu.schedule.two_bw import two_bw
+from fewgpu.schedule.zero_bubble import zero_bubble
+
+SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
+    'gpipe': gpipe,
+    '1f1b': one_f_one_b,
+    'interleaved': interleaved,
+    'zb-h1': partial(zero_bubble, variant='H1'),
+    'zb-h2': partial(zero_bubble, variant='H2'),
+    'pipedream': pipedream,
+    '2bw': two_bw,
+}
+"""Every schedule by its name: a function of how many devices and micro-batches."""
+
+__all__ = ['ACTIVATION', 'CHECKPOINTS', 'GRADIENT', 'SCHEDULES', 'TARGET', 'Message', 'Op',
+           'Schedule', 'activation', 'gpipe', 'gradient', 'interleaved', 'one_f_one_b', 'pipedream',
+           'target', 'two_bw', 'with_messages', 'with_recompute', 'with_updates', 'zero_bubble']

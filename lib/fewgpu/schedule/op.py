@@ -2,28 +2,41 @@
 
 from typing import NamedTuple
 
-ACTIVATION, GRADIENT = 'activation', 'gradient'
+ACTIVATION, GRADIENT, TARGET = 'activation', 'gradient', 'target'
+LETTERS = {ACTIVATION: 'F', GRADIENT: 'B', TARGET: 'T'}   # what a message is called in a grid
 
 
 class Message(NamedTuple):
-    """The name of a value that travels to stage `stage`: what it is, and of which micro-batch.
+    """The name of a value that travels from stage `source` to stage `stage`.
 
-    The pipeline's own ends are stages too: the caller feeds activations to stage 0, takes the
-    outputs as activations "to stage n", hands in gradients to stage n - 1, and takes the
-    gradients of the inputs as gradients "to stage -1".
+    The pipeline's own ends are stages too: the caller feeds activations to stage 0 "from stage -1",
+    takes the outputs as activations "to stage n", hands in gradients to stage n - 1 "from stage
+    n", and takes the gradients of the inputs as gradients "to stage -1". See `activation`,
+    `gradient` and `target`.
     """
 
     what: str
+    source: int
     stage: int
     micro_batch: int
 
-    @property
-    def source(self) -> int:
-        """The stage that sends it: upstream for an activation, downstream for a gradient."""
-        return self.stage - 1 if self.what == ACTIVATION else self.stage + 1
-
     def __str__(self) -> str:
         return f'{self.what} of micro-batch {self.micro_batch} for stage {self.stage}'
+
+
+def activation(stage: int, micro_batch: int) -> Message:
+    """What stage `stage` needs from upstream for its forward."""
+    return Message(ACTIVATION, stage - 1, stage, micro_batch)
+
+
+def gradient(stage: int, micro_batch: int) -> Message:
+    """What stage `stage` needs from downstream for its backward."""
+    return Message(GRADIENT, stage + 1, stage, micro_batch)
+
+
+def target(stage: int, micro_batch: int) -> Message:
+    """What the last stage needs from the caller to compute the loss."""
+    return Message(TARGET, -1, stage, micro_batch)
 
 
 class Op(NamedTuple):
@@ -31,7 +44,7 @@ class Op(NamedTuple):
 
         F  forward         B  backward          R  recompute the forward
         I  input-gradient half of the backward  W  its weight-gradient half
-        U  optimizer update (of no micro-batch)
+        U  optimizer update (of micro-batch -1: of all that came since the last one)
         send, recv         a message leaves or arrives (added by `with_messages`)
     """
 
@@ -42,8 +55,7 @@ class Op(NamedTuple):
 
     def __str__(self) -> str:
         if self.message is not None:
-            what = 'F' if self.message.what == ACTIVATION else 'B'
             arrow, other = (('>', self.message.stage) if self.kind == 'send'
                             else ('<', self.message.source))
-            return f'{what}{self.micro_batch}{arrow}{other}'
+            return f'{LETTERS.get(self.message.what, "M")}{self.micro_batch}{arrow}{other}'
         return self.kind if self.micro_batch < 0 else f'{self.kind}{self.micro_batch}'

@@ -1,5 +1,6 @@
 """A schedule: one ordered row of operations a device."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,12 +17,22 @@ class Schedule:
 
         device 0 | F0 F1 R0 B0 B1
         device 1 | F0 F1 B1 R0 B0
+
+    `weights` is the rule by which an operation chooses its weight version (the number of updates
+    of its stage that the version has seen):
+
+        latest           the newest one; all operations of a step see the same (flush schedules)
+        stashed          a forward takes the newest one, its backward the same again (PipeDream)
+        double_buffered  micro-batch k, counted from 0, takes max(k // update_every - 1, 0) for
+                         both (PipeDream-2BW, arXiv 2006.09503)
     """
 
     name: str
     stages: int
     micro_batches: int
     rows: tuple[tuple[Op, ...], ...]
+    weights: str = 'latest'
+    update_every: int | None = None   #: micro-batches an update; None: one update, of all
 
     def __iter__(self) -> Iterator[Op]:
         return (op for row in self.rows for op in row)
@@ -53,11 +64,60 @@ class Schedule:
         """The schedule with only the operations that are `wanted`; the order stays."""
         return replace(self, rows=tuple(tuple(op for op in row if wanted(op)) for row in self.rows))
 
+    def forwards(self) -> 'Schedule':
+        """Only the forwards, as an evaluation has them."""
+        return replace(self.select(lambda op: op.kind == 'F'), weights='latest', update_every=None)
+
     def halves(self) -> tuple['Schedule', 'Schedule']:
         """The forward half, and all the rest: between them the caller computes the loss."""
         return self.select(lambda op: op.kind == 'F'), self.select(lambda op: op.kind != 'F')
+
+    def version(self, stage: int, micro_batch: int) -> int:
+        """The weight version of the forward and the backward of a micro-batch."""
+        return self._versions[stage, micro_batch]
+
+    @cached_property
+    def _versions(self) -> dict[tuple[int, int], int]:
+        versions: dict[tuple[int, int], int] = {}
+        for row in self.rows:
+            updates = [0] * self.stages
+            for op in row:
+                if op.kind == 'U':
+                    updates[op.stage] += 1
+                elif op.kind == 'F':
+                    versions[op.stage, op.micro_batch] = (
+                        max(op.micro_batch // self.update_every - 1, 0)
+                        if self.weights == 'double_buffered' else updates[op.stage])
+        return versions
+
+    def needed_after(self, stage: int, updates: int) -> frozenset[int]:
+        """The weight versions up to `updates` that a stage still needs after the update which
+        makes the next one."""
+        return self._needed[stage, updates]
+
+    @cached_property
+    def _needed(self) -> dict[tuple[int, int], frozenset[int]]:
+        needed: dict[tuple[int, int], frozenset[int]] = {}
+        for row in self.rows:
+            left = Counter(op.stage for op in row if op.kind == 'U')
+            later: dict[int, set[int]] = {op.stage: set() for op in row}
+            for op in reversed(row):
+                if op.kind == 'U':
+                    left[op.stage] -= 1
+                    needed[op.stage, left[op.stage]] = frozenset(
+                        version for version in later[op.stage] if version <= left[op.stage])
+                elif op.message is None:
+                    later[op.stage].add(self.version(op.stage, op.micro_batch))
+        return needed
 
     def __str__(self) -> str:
         width = max((len(str(op)) for op in self), default=1)
         return '\n'.join(f'device {device} | ' + ' '.join(f'{op!s:<{width}}' for op in row).rstrip()
                          for device, row in enumerate(self.rows))
+
+
+def verify_sizes(stages: int, micro_batches: int) -> None:
+    """Raises ValueError if there is no stage or no micro-batch."""
+    if stages < 1 or micro_batches < 1:
+        raise ValueError(f'a schedule needs at least one stage and one micro-batch, '
+                         f'not {stages} and {micro_batches}')

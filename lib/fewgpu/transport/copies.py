@@ -4,6 +4,7 @@ So a stage may work in place, a device's memory is its own, and a transfer betwe
 with the computation of both.
 """
 
+import time
 from typing import Any, NamedTuple
 
 import torch
@@ -19,13 +20,15 @@ class Parcel(NamedTuple):
 
     value: Any
     ready: dict[torch.device, 'torch.cuda.Event']
+    sent: float = 0.0   #: when, on the clock of time.perf_counter
 
     @classmethod
     def of(cls, value: Any) -> 'Parcel':
         """To be called where the value was computed, before anything else is."""
         gpus = {leaf.device for leaf in pytree.tree_leaves(value)
                 if isinstance(leaf, torch.Tensor) and leaf.device.type == 'cuda'}
-        return cls(value, {gpu: torch.cuda.current_stream(gpu).record_event() for gpu in gpus})
+        return cls(value, {gpu: torch.cuda.current_stream(gpu).record_event() for gpu in gpus},
+                   time.perf_counter())
 
     def copy_to(self, device: torch.device) -> Any:
         """A copy of all tensors on `device`, ready for its current stream; each keeps its

@@ -4,7 +4,8 @@ import threading
 import time
 from typing import Any
 
-from fewgpu.schedule import ACTIVATION, Message, Schedule
+from fewgpu.schedule import Message, Schedule
+from fewgpu.schedule.op import LETTERS
 
 
 class Deadlock(RuntimeError):
@@ -111,7 +112,7 @@ class Mailbox:
         while who in self._waiting and who not in seen:
             seen.add(who)
             message = self._waiting[who]
-            kind = 'F' if message.what == ACTIVATION else 'B'
+            kind = LETTERS.get(message.what, message.what)
             source = message.source
             from_whom = (f'stage {source}' if 0 <= source < self._schedule.stages
                          else 'the caller')

@@ -1,0 +1,36 @@
+"""The link of a virtual device: how long messages take to reach it, though nothing travels."""
+
+import time
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+class Link:
+    """Latency (seconds) and bandwidth (bytes a second) from each other device to this one.
+
+    Messages from one source pass one after the other; those from different sources do not hold each
+    other up. A transfer goes on while both ends compute, and uses no core.
+
+    Raises ValueError if the latency is negative or the bandwidth not above 0.
+    """
+
+    def __init__(self, latency: float = 0.0, bandwidth: float = float('inf')) -> None:
+        if latency < 0.0 or not bandwidth > 0.0:
+            raise ValueError(f'a link has a latency of at least 0 s and a bandwidth above 0 bytes/s, '
+                             f'not {latency} and {bandwidth}')
+        self.latency, self.bandwidth = latency, bandwidth
+        self._free: dict[int, float] = {}   # source -> when its next message may start
+
+    def wait(self, value: Any, sent: float, source: int) -> None:
+        """Until a message of stage `source`, `sent` at a time of time.perf_counter, has arrived."""
+        start = max(sent, self._free.get(source, 0.0))
+        self._free[source] = start + size(value) / self.bandwidth
+        time.sleep(max(0.0, self._free[source] + self.latency - time.perf_counter()))
+
+
+def size(value: Any) -> int:
+    """Bytes of all tensors in a nesting."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(value)
+               if isinstance(leaf, torch.Tensor))

@@ -1,0 +1,271 @@
+"""Pipeline: training steps of any schedule, on threads of one process or on ranks.
+
+    pipeline = Pipeline(model, [10, 12], schedule='1f1b', chunks=8,
+                        loss_fn=nn.functional.cross_entropy,
+                        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    for x, y in batches:
+        loss = pipeline.step(x, y)
+
+The last stage computes the loss, micro-batch by micro-batch, so a backward may begin before all
+forwards are done. (With GPipe, the module, the caller computes the loss of the mini-batch.)
+
+Under torchrun or `fewgpu.launch` every rank runs this same script, makes the same model, and calls
+`step` with the same mini-batch; it keeps and trains its own stages only.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fewgpu.context import Context
+from fewgpu.device import Device
+from fewgpu.loss import LossFn, WithLoss, shares, total
+from fewgpu.microbatch import gather, rows_of, scatter, sizes
+from fewgpu.partition import place, split, turn_of, verify_balance, verify_module
+from fewgpu.run import Interpreter, Stamps
+from fewgpu.schedule import (SCHEDULES, Message, Schedule, activation, gradient, interleaved, target,
+                             with_messages, with_recompute, with_updates)
+from fewgpu.stage import Stage
+from fewgpu.trace import Timeline
+from fewgpu.transport import Mailbox, call_devices
+
+if TYPE_CHECKING:
+    from fewgpu.transport.ranks import Ranks
+
+
+class Pipeline:
+    """A model cut into stages, and a schedule by which they train.
+
+    Arguments:
+        module: the layers, an nn.Sequential.
+        balance: layers per stage; see `fewgpu.balance`.
+        schedule: a name in `fewgpu.schedule.SCHEDULES`, or a function that makes a Schedule from
+            (stages, micro-batches). With 'interleaved' there are more stages than devices.
+        chunks: micro-batches per mini-batch (fewer if there are fewer rows).
+        devices: one a row of the schedule; by default the GPUs, or virtual CPU devices where there
+            is none. On ranks: this rank's one device.
+        loss_fn: from (output, target) of a micro-batch to its loss. A mean over the rows, unless it
+            says reduction = 'sum'.
+        optimizer: makes an optimizer from a stage's parameters. Without, `step` adds gradients to
+            the parameters' `.grad`, as a backward does, and what follows is the caller's.
+        checkpoint: which micro-batches are recomputed: see `fewgpu.schedule.with_recompute`.
+        ranks: the ranks that hold the rows of the schedule (`fewgpu.transport.Ranks`); by default
+            all of torch.distributed, if it is initialised and `devices` does not list one a row.
+        time_limit: seconds that a device may wait for a message; on ranks it is 60 by default.
+
+    Results equal those of the plain model, trained micro-batch by micro-batch (under 'pipedream'
+    and '2bw': by their rule of delayed weights, from an empty pipeline in every step).
+
+    Raises as GPipe does; ValueError for a schedule that does not fit the devices.
+    """
+
+    def __init__(self, module: nn.Sequential, balance: Iterable[int], *,
+                 schedule: str | Callable[[int, int], Schedule] = '1f1b', chunks: int = 1,
+                 devices: Sequence[Any] | None = None, loss_fn: LossFn,
+                 optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] | None = None,
+                 checkpoint: str = 'never', ranks: 'Ranks | None' = None,
+                 time_limit: float | None = None) -> None:
+        verify_module(module)
+        self.balance = verify_balance(module, balance)
+        if chunks < 1:
+            raise ValueError(f'a mini-batch has at least one micro-batch: chunks is {chunks}')
+        if isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError('every stage has an optimizer of its own: pass what makes it, as '
+                            'optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)')
+        self.chunks, self.checkpoint, self.time_limit = chunks, checkpoint, time_limit
+        self.loss_fn, self._last = loss_fn, len(self.balance) - 1
+        if ranks is None and _is_distributed(devices):
+            from fewgpu.transport.ranks import Ranks   # threads can do without torch.distributed
+            ranks = Ranks(time_limit=60.0 if time_limit is None else time_limit)
+        self.ranks = ranks
+        count = ranks.size if ranks else None if devices is None else len(devices)
+        self._make = _maker(schedule, len(self.balance), count)
+        layout = with_recompute(self._make(chunks), checkpoint)
+        if ranks and len(layout.rows) != ranks.size:
+            raise ValueError(f'the schedule {layout.name} of {layout.stages} stages needs '
+                             f'{len(layout.rows)} ranks, a row a rank, and there are {ranks.size}')
+        self._rows = [ranks.index] if ranks else [*range(len(layout.rows))]
+        self._row_of = layout.device_of
+        self._hold(module, layout, devices)
+        self.optimizers = {s: optimizer(partition.parameters())   #: by stage, those with parameters
+                           for s, partition in self._partitions.items()
+                           if optimizer and any(True for _ in partition.parameters())}
+        if self._last in self._partitions:
+            self._with_loss = WithLoss(self._partitions[self._last], loss_fn).to(self.devices[-1].torch)
+        self._plans: dict[tuple, tuple[Schedule, Schedule]] = {}
+        self._turn = turn_of(module)
+        self._spans: list[Stamps] = [[] for _ in layout.rows]
+
+    def _hold(self, module: nn.Sequential, layout: Schedule, devices: Sequence[Any] | None) -> None:
+        """Cut the module, and keep the stages of this process on its devices."""
+        partitions = split(module, self.balance)
+        self._partitions = {s: partitions[s] for s, row in sorted(layout.device_of.items())
+                            if row in self._rows}
+        held = [nn.ModuleList(partition for s, partition in self._partitions.items()
+                              if layout.device_of[s] == row) for row in self._rows]
+        if self.ranks and devices is None:
+            devices = [_device_of_rank(self.ranks.index)]
+        self.devices = place(held, devices)   #: of this process
+        self._device_of = {s: self.devices[self._rows.index(layout.device_of[s])]
+                           for s in self._partitions}
+        #: The layers of this process, under their names: state_dict has the keys of the plain model.
+        self.module = nn.Sequential(OrderedDict(
+            named for partition in self._partitions.values() for named in partition.named_children()))
+        self.module.training = module.training
+
+    def step(self, x: Any, y: Any) -> torch.Tensor:
+        """Train on one mini-batch; its loss, a tensor without a graph (on every rank).
+
+        `x` are the inputs, a tensor or a nesting of tensors cut along their first dimension, and
+        `y` the targets. On ranks only the one with the first stage needs x, and the one with the
+        last stage y; the others may pass None.
+        """
+        rows, seed = self._agree(x)
+        with torch.enable_grad():
+            losses = self._execute('training', x, y, rows, seed)
+        every = self._make(len(rows)).update_every
+        return self._tell_all(losses and total(losses, rows, every, self.loss_fn))
+
+    def eval_step(self, x: Any, y: Any = None) -> Any:
+        """The loss of a mini-batch in evaluation mode (on ranks: give y to all or none of them).
+
+        Without y the outputs (on ranks: where the last stage is, None elsewhere).
+        """
+        rows, seed = self._agree(x)
+        modes = {part: part.training for part in self.module.modules()}
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                values = self._execute('evaluation', x, y, rows, seed)
+                if y is not None:
+                    return self._tell_all(values and total(values, rows, None, self.loss_fn))
+                return gather(values) if values else None
+        finally:
+            for part, mode in modes.items():
+                part.training = mode
+
+    @property
+    def trace(self) -> Timeline:
+        """What the latest step did, a row a device; on ranks, only this rank's row is filled."""
+        names = [device.name for device in self.devices]
+        if self.ranks:
+            names = [f'rank {rank}' for rank in range(self.ranks.size)]
+        return Timeline.of(self._spans, names)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Of the stages of this process."""
+        return self.module.parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the stages of this process, under the plain model's keys."""
+        return self.module.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the own entries out of the plain model's state_dict, or any part of it that has
+        them; raises as torch does if one is missing."""
+        own = self.module.state_dict().keys()
+        self.module.load_state_dict({key: value for key, value in state.items() if key in own})
+
+    def close(self) -> None:
+        """Leave the ranks; on threads there is nothing to do."""
+        if self.ranks:
+            self.ranks.close()
+
+    def _agree(self, x: Any) -> tuple[list[int], int]:
+        """The rows of every micro-batch, and the seed of the step."""
+        rows = None if x is None else rows_of(x)
+        if rows is None and 0 in self._partitions:
+            raise TypeError('the first stage needs the inputs: step(x, y)')
+        told, seed = rows, int(torch.randint(2**62, (), dtype=torch.int64, device='cpu'))
+        if self.ranks:
+            told, seed = self.ranks.tell(self._row_of[0], (rows, seed))
+        if rows not in (None, told):
+            raise ValueError(f'this rank was given {rows} rows, the rank of the first stage {told}: '
+                             f'every rank takes the same mini-batch')
+        return sizes(told, self.chunks), seed
+
+    def _execute(self, purpose: str, x: Any, y: Any, rows: list[int], seed: int) -> list[Any]:
+        """Run the schedule; what the last stage returned, a value a micro-batch, if it is here."""
+        plan, schedule = self._plan(purpose, len(rows), y is not None or purpose == 'training')
+        feed: dict[Message, Any] = {}
+        if 0 in self._partitions:
+            feed |= {activation(0, i): part for i, part in enumerate(scatter(x, len(rows)))}
+        collect = []
+        if self._last in self._partitions:
+            feed |= self._targets(y, rows, plan)
+            collect = [activation(self._last + 1, i) for i in range(len(rows))]
+        with self._turn:
+            context = Context.capture(self.devices, seed)
+            stages = {s: self._stage(s, schedule).begin(context, len(rows)) for s in self._partitions}
+            mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(
+                schedule, time_limit=self.time_limit)
+            self._spans = [[] for _ in schedule.rows]
+            jobs = [Interpreter(schedule, row, stages, mailbox, plan=plan,
+                                spans=self._spans[row]).run for row in self._rows]
+            return call_devices(mailbox, self.devices, jobs, feed, collect)
+
+    def _plan(self, purpose: str, micro_batches: int, targets: bool) -> tuple[Schedule, Schedule]:
+        """The schedule, without and with its messages."""
+        key = purpose, micro_batches, targets
+        if key not in self._plans:
+            plan = self._make(micro_batches)
+            plan = (plan.forwards() if purpose == 'evaluation'
+                    else with_updates(with_recompute(plan, self.checkpoint)))
+            self._plans[key] = plan, with_messages(plan, targets=targets)
+        return self._plans[key]
+
+    def _targets(self, y: Any, rows: list[int], plan: Schedule) -> dict[Message, Any]:
+        """The messages that make the last stage compute the loss, and start its backward."""
+        if y is None and any(op.kind == 'U' for op in plan):
+            raise TypeError('the last stage needs the targets: step(x, y)')
+        if y is None:
+            return {}
+        if rows_of(y) != sum(rows):
+            raise ValueError(f'{rows_of(y)} rows of targets for {sum(rows)} rows of inputs')
+        parts = zip(scatter(y, len(rows)), shares(rows, plan.update_every, self.loss_fn))
+        return {message: value for i, part in enumerate(parts) for message, value in (
+            (target(self._last, i), part), (gradient(self._last, i), [torch.ones(())]))}
+
+    def _stage(self, s: int, schedule: Schedule) -> Stage:
+        takes_targets = any(op.message == target(s, 0) for op in schedule.rows[self._row_of[s]])
+        module = self._with_loss if takes_targets else self._partitions[s]
+        return Stage(s, module, self._device_of[s], self.optimizers.get(s))
+
+    def _tell_all(self, loss: torch.Tensor | None) -> torch.Tensor:
+        """The loss, which the rank of the last stage has, on all ranks."""
+        if not self.ranks:
+            return loss
+        return self.ranks.tell(self._row_of[self._last], loss)
+
+
+def _is_distributed(devices: Sequence[Any] | None) -> bool:
+    """Does this process work with others, and is it to hold one row only?"""
+    distributed = torch.distributed
+    return (distributed.is_available() and distributed.is_initialized()
+            and distributed.get_world_size() > 1 and (devices is None or len(devices) == 1))
+
+
+def _device_of_rank(index: int) -> Device:
+    if torch.cuda.is_available():
+        return Device(torch.device('cuda', torch.cuda.current_device()))
+    return Device('cpu', index=index)
+
+
+def _maker(schedule: str | Callable[[int, int], Schedule], stages: int,
+           devices: int | None) -> Callable[[int], Schedule]:
+    """From the number of micro-batches to the schedule."""
+    if callable(schedule):
+        return lambda micro_batches: schedule(stages, micro_batches)
+    if schedule not in SCHEDULES:
+        raise ValueError(f'there is no schedule {schedule!r}: choose from {", ".join(SCHEDULES)}, or '
+                         f'pass a function of stages and micro-batches')
+    if schedule != 'interleaved':
+        return lambda micro_batches: SCHEDULES[schedule](stages, micro_batches)
+    devices = devices or max(1, stages // 2)
+    if stages % devices:
+        raise ValueError(f'interleaved: {stages} stages cannot be dealt out to {devices} devices '
+                         f'evenly; the balance needs a multiple of {devices} numbers')
+    return lambda micro_batches: interleaved(devices, micro_batches, v=stages // devices)

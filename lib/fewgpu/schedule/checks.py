@@ -1,0 +1,153 @@
+"""The laws that a schedule of a training step has to keep, and an explanation where it does not."""
+
+from collections.abc import Iterable
+
+from fewgpu.schedule.counts import staleness, stashes, versions, versions_alive
+from fewgpu.schedule.grid import Cell, ScheduleError, grid
+from fewgpu.schedule.op import TARGET, Op
+from fewgpu.schedule.passes import with_messages
+from fewgpu.schedule.schedule import Schedule
+from fewgpu.schedule.waits import SENDS, verify_no_deadlock
+
+__all__ = ['SENDS', 'ScheduleError', 'check', 'grid', 'staleness', 'stashes', 'verify_no_deadlock',
+           'versions', 'versions_alive']
+
+KINDS = ('F', 'B', 'R', 'I', 'W', 'U', 'send', 'recv')
+ORDER = (('F', 'R', 'a recompute starts from what the forward has kept'),
+         ('F', 'B', 'a backward needs its own forward'),
+         ('F', 'I', 'a backward needs its own forward'),
+         ('R', 'B', 'a backward needs the graph that the recompute builds'),
+         ('R', 'I', 'a backward needs the graph that the recompute builds'),
+         ('I', 'W', 'the second half of a backward needs the first'))
+
+
+def check(schedule: Schedule) -> None:
+    """Verify that a schedule, with or without messages, is one of a training step.
+
+    Its laws:
+
+    - a stage lives on one device, and runs each micro-batch once: F, then B, or I and W
+    - every forward follows its upstream forward, every backward its downstream backward and its
+      own forward, W its I, and R stands between the forward and the backward
+    - an update follows the backwards of the micro-batches it covers (all, or every
+      `update_every`), and no other since the last one; a weight version exists when it is used
+    - nobody waits for ever, with buffered or with paired sends (see `verify_no_deadlock`)
+
+    Raises ScheduleError, with what is wrong in a sentence or two, and the cell marked in the grid.
+    """
+    _verify_cells(schedule)
+    _verify_counts(schedule)
+    _verify_order(schedule)
+    if any(op.message for op in schedule):
+        _verify_messages(schedule)
+    _verify_updates(schedule)
+    for sends in ('buffered', 'paired'):
+        verify_no_deadlock(schedule, sends=sends)
+
+
+def _cells(schedule: Schedule) -> Iterable[tuple[Cell, Op]]:
+    return (((device, position), op) for device, row in enumerate(schedule.rows)
+            for position, op in enumerate(row))
+
+
+def _verify_cells(schedule: Schedule) -> None:
+    home: dict[int, int] = {}
+    for cell, op in _cells(schedule):
+        if op.kind not in KINDS or (op.message is None) != (op.kind not in ('send', 'recv')):
+            raise ScheduleError(f'there is no operation {op.kind!r}; those are {", ".join(KINDS)}, '
+                                f'and the last two need a message', schedule, cell)
+        if not 0 <= op.stage < schedule.stages:
+            raise ScheduleError(f'there is no stage {op.stage}: stages are numbered from 0 to '
+                                f'{schedule.stages - 1}', schedule, cell)
+        if not -(op.kind == 'U') <= op.micro_batch < schedule.micro_batches:
+            raise ScheduleError(f'there is no micro-batch {op.micro_batch}: micro-batches are '
+                                f'numbered from 0 to {schedule.micro_batches - 1}', schedule, cell)
+        if home.setdefault(op.stage, cell[0]) != cell[0]:
+            raise ScheduleError(f'stage {op.stage} is on device {home[op.stage]} and on device '
+                                f'{cell[0]}: its weights can only be on one', schedule, cell)
+
+
+def _verify_counts(schedule: Schedule) -> None:
+    where: dict[Op, Cell] = {}
+    for cell, op in _cells(schedule):
+        if op in where and op.kind != 'U':
+            raise ScheduleError(f'stage {op.stage} runs {op} twice', schedule, cell)
+        where[op] = cell
+    for stage in range(schedule.stages):
+        for i in range(schedule.micro_batches):
+            runs = [op for kind in 'FBIW' if (op := Op(kind, stage, i)) in where]
+            if ''.join(op.kind for op in runs) not in ('FB', 'FIW'):
+                raise ScheduleError(
+                    f'stage {stage} runs {" and ".join(map(str, runs)) or "nothing"} of '
+                    f'micro-batch {i}: it needs F{i} and B{i}, or F{i}, I{i} and W{i}',
+                    schedule, where[runs[-1]] if runs else None)
+
+
+def _verify_order(schedule: Schedule) -> None:
+    where = {op: cell for cell, op in _cells(schedule)}
+    for op, cell in where.items():
+        for first, second, why in ORDER:
+            before = Op(first, op.stage, op.micro_batch)
+            if op.kind == second and where.get(before, cell) > cell:
+                raise ScheduleError(f'stage {op.stage} runs {op} before {before}: {why}', schedule,
+                                    cell)
+
+
+def _verify_messages(schedule: Schedule) -> None:
+    """Those that `with_messages` adds, each once; a receive before what needs it, a send after."""
+    where = {op: cell for cell, op in _cells(schedule)}
+    targets = any(op.message and op.message.what == TARGET for op in schedule)
+    whole = with_messages(schedule.select(lambda op: op.message is None), targets=targets)
+    for op in where.keys() - set(whole):
+        raise ScheduleError(f'stage {op.stage} has {op}, but nothing needs that message', schedule,
+                            where[op])
+    for row in whole.rows:
+        received: list[Op] = []
+        for op in row:
+            if op not in where:
+                raise ScheduleError(f'stage {op.stage} has no {op}: a message is missing', schedule)
+            if op.kind == 'recv':
+                received.append(op)
+            elif op.kind in ('F', 'B', 'I'):
+                pairs, received, made = [(before, op) for before in received], [], op
+            elif op.kind == 'send':
+                pairs = [(made, op)]
+            for before, after in pairs if op.kind not in ('recv', 'R', 'W', 'U') else ():
+                if where[before] > where[after]:
+                    raise ScheduleError(f'stage {op.stage} runs {after} before {before}', schedule,
+                                        where[after])
+
+
+def _verify_updates(schedule: Schedule) -> None:
+    every = schedule.update_every or schedule.micro_batches
+    made = {stage: 0 for stage in range(schedule.stages)}
+    since: dict[int, set[int]] = {stage: set() for stage in made}
+    for cell, (kind, stage, i, _) in _cells(schedule):
+        batch = range(made[stage] * every,
+                      min((made[stage] + 1) * every, schedule.micro_batches))
+        if kind in ('B', 'W'):
+            since[stage].add(i)
+        if kind == 'U':
+            if since[stage] != set(batch) or not batch:
+                raise ScheduleError(_explain_update(stage, since[stage], batch), schedule, cell)
+            made[stage] += 1
+            since[stage].clear()
+        if kind == 'F' and schedule.weights == 'double_buffered' and (
+                schedule.version(stage, i) > made[stage]):
+            raise ScheduleError(f'F{i} takes weight version {schedule.version(stage, i)} of stage '
+                                f'{stage}, which no update has made yet', schedule, cell)
+    for stage, left in since.items():
+        if left and (schedule.update_every or any(made.values())):
+            raise ScheduleError(f'stage {stage} never updates its weights with the gradient of '
+                                f'micro-batch {min(left)}', schedule)
+
+
+def _explain_update(stage: int, since: set[int], batch: range) -> str:
+    if not batch:
+        return f'stage {stage} updates its weights once too often'
+    missing, early = sorted(set(batch) - since), sorted(since - set(batch))
+    if missing:
+        return (f'stage {stage} updates its weights before the backward of micro-batch '
+                f'{missing[0]}, whose gradient it should apply')
+    return (f'stage {stage} updates its weights after the backward of micro-batch {early[0]}, '
+            f'whose gradient belongs to the next update')

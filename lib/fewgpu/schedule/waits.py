@@ -1,0 +1,119 @@
+"""Who waits for whom: does a schedule come to its end, or do its devices wait for one another?"""
+
+from collections.abc import Iterator
+
+from fewgpu.schedule.grid import Cell, ScheduleError
+from fewgpu.schedule.op import LETTERS, Message
+from fewgpu.schedule.passes import with_messages
+from fewgpu.schedule.schedule import Schedule
+
+SENDS = ('buffered', 'paired', 'blocking')
+
+Wait = tuple[str, Message]   # 'recv': until the message has been sent; 'send': until it is received
+
+
+def verify_no_deadlock(schedule: Schedule, *, sends: str = 'buffered') -> None:
+    """Play the schedule and see whether all devices come to the end of their rows.
+
+    A receive waits until its message has been sent. What a send waits for is the question:
+
+        buffered   nothing: the transport keeps the message, as those of this kit do
+        paired     that the receiver has come to its receive; but only when the device's next
+                   message of the same kind (activation or gradient) for the same device is due
+        blocking   that the receiver has come to its receive, before anything else (a rendezvous)
+
+    With blocking sends 1F1B, and all that is made of it, stops at once if there are two stages and
+    two micro-batches: stage 0 sends F1 while stage 1 sends B0, and nobody receives. Megatron-LM,
+    whose sends do block, posts them together with the receives that follow
+    (`send_forward_recv_backward`, ...): such are paired.
+
+    Raises ScheduleError with the chain of waits.
+    """
+    if sends not in SENDS:
+        raise ValueError(f'sends is one of {", ".join(SENDS)}, not {sends!r}')
+    why, cell = _Play(schedule, sends).outcome()
+    if why:
+        raise ScheduleError(f'deadlock with {sends} sends: {why}', schedule, cell)
+
+
+class _Play:
+    """The devices in turn, each as far as it comes."""
+
+    def __init__(self, schedule: Schedule, sends: str) -> None:
+        self._stages, self._sends = schedule.stages, sends
+        self._explicit = any(op.message for op in schedule)
+        whole = schedule if self._explicit else with_messages(schedule)
+        self._device_of = whole.device_of
+        self._sent: set[Message] = set()
+        self._received: set[Message] = set()   # at least, the receiver has come to the receive
+        self._waits: dict[int, Wait] = {}
+        self._at = [0] * len(whole.rows)       # of the schedule's row, without or with messages
+        self._devices = {device: self._play(device, row) for device, row in enumerate(whole.rows)}
+
+    def outcome(self) -> tuple[str, Cell | None]:
+        """Who waits for whom at the end, and the cell of the first of them; '' if nobody does."""
+        moved = True
+        while moved:
+            moved = False
+            for device, steps in list(self._devices.items()):
+                before, wait = self._waits.pop(device, None), next(steps, None)
+                moved |= wait != before
+                if wait is None:
+                    del self._devices[device]
+                else:
+                    self._waits[device] = wait
+        return self._explain() if self._waits else ('', None)
+
+    def _play(self, device: int, row: tuple) -> Iterator[Wait]:
+        computed = 0
+        channels: dict[tuple[str, int], Message] = {}   # the last message of each
+        for position, op in enumerate(row):
+            kind, message = op.kind, op.message
+            other = message and self._device_of.get(
+                message.stage if kind == 'send' else message.source)
+            self._at[device] = (position if self._explicit else
+                                computed - 1 if kind == 'send' else computed)
+            if message is None:
+                computed += 1
+            elif kind == 'recv' and 0 <= message.source < self._stages:
+                self._received.add(message)
+                while message not in self._sent:
+                    yield kind, message
+            elif kind == 'send' and other not in (None, device) and self._sends != 'buffered':
+                last = channels.get((message.what, other), message)
+                while self._sends == 'paired' and last is not message and (
+                        last not in self._received):
+                    yield kind, last
+                channels[message.what, other] = message
+                self._sent.add(message)
+                while self._sends == 'blocking' and message not in self._received:
+                    yield kind, message
+            elif kind == 'send':
+                self._sent.add(message)
+
+    def _explain(self) -> tuple[str, Cell]:
+        """Follow the waits to a circle, or to a device that is done, and tell them from there."""
+        path: list[int | None] = [next(iter(self._waits))]
+        while (who := self._other(path[-1])) in self._waits and who not in path:
+            path.append(who)
+        if who in path:
+            path = path[path.index(who):]
+        said = ''
+        for device in path:
+            kind, m = self._waits[device]
+            own, other = (m.stage, m.source) if kind == 'recv' else (m.source, m.stage)
+            name = f'{LETTERS.get(m.what, m.what)}{m.micro_batch}'
+            subject = (f'stage {own}' if not said else
+                       f', which' if own == asked else f', on whose device stage {own}')
+            asked = other
+            said += f'{subject} waits ' + (f'for {name} from stage {other}' if kind == 'recv' else
+                                           f'for stage {other} to receive {name}')
+        if who == path[-1]:
+            said += ', which comes later on the same device'
+        elif who not in self._waits:
+            said += f', which never {"sends" if kind == "recv" else "receives"} it'
+        return said, (path[0], self._at[path[0]])
+
+    def _other(self, device: int) -> int | None:
+        kind, message = self._waits[device]
+        return self._device_of.get(message.source if kind == 'recv' else message.stage)

@@ -1,0 +1,70 @@
+"""Training with delayed weights, written down plainly: what asynchronous schedules are held against.
+
+No schedule, device, stage or message here: for each update the paper says at which weights the
+gradient was taken, and by how many updates those are old.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+Optimizer = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
+Values = dict[str, torch.Tensor]
+
+
+class Delayed:
+    """A model in parts, one a stage, whose weights of earlier updates are all remembered."""
+
+    def __init__(self, model: nn.Sequential, balance: Sequence[int], optimizer: Optimizer) -> None:
+        layers = list(copy.deepcopy(model))
+        self.parts = [nn.Sequential(*(layers.pop(0) for _ in range(count))) for count in balance]
+        self._optimizers = [optimizer(part.parameters()) if [*part.parameters()] else None
+                            for part in self.parts]
+        self._history: list[list[Values]] = [[self._copy(part)] for part in self.parts]
+
+    def update(self, versions: Sequence[Sequence[int]], xs: Sequence[torch.Tensor],
+               ys: Sequence[torch.Tensor], loss_fn: Callable) -> list[float]:
+        """One update by the mean gradient of micro-batches `xs`, the k-th of them at weights
+        `versions[k]`, a version a stage. Its losses."""
+        rows, losses = sum(map(len, xs)), []
+        for used, x, y in zip(versions, xs, ys):
+            leaves = [{name: value.detach().requires_grad_() for name, value in past[version].items()}
+                      for past, version in zip(self._history, used)]
+            for part, values in zip(self.parts, leaves):
+                x = functional_call(part, values, x)
+            loss = loss_fn(x, y)
+            (loss * (len(y) / rows)).backward()
+            losses.append(loss.item())
+            for part, values in zip(self.parts, leaves):
+                for name, parameter in part.named_parameters():
+                    parameter.grad = (values[name].grad if parameter.grad is None
+                                      else parameter.grad + values[name].grad)
+        for part, optimizer, past in zip(self.parts, self._optimizers, self._history):
+            if optimizer is not None:
+                optimizer.step()
+                optimizer.zero_grad()
+            past.append(self._copy(part))
+        return losses
+
+    def parameters(self) -> list[torch.Tensor]:
+        return [parameter for part in self.parts for parameter in part.parameters()]
+
+    @staticmethod
+    def _copy(part: nn.Module) -> Values:
+        return {name: parameter.detach().clone() for name, parameter in part.named_parameters()}
+
+
+def pipedream(stages: int, mini_batch: int) -> list[int]:
+    """Updates that the weights of mini-batch `mini_batch` have seen, a number a stage, both counted
+    from 0 (arXiv 1806.03377): w(t+1) = w(t) - v grad f(w_1(t-n+1), ..., w_n(t)), and fewer while
+    the pipeline fills."""
+    return [max(mini_batch - (stages - 1 - stage), 0) for stage in range(stages)]
+
+
+def two_bw(stages: int, micro_batch: int, update_every: int) -> list[int]:
+    """The same of a micro-batch counted from 0 (arXiv 2006.09503, where it is counted from 1):
+    max(floor((k - 1) / m) - 1, 0), on every stage."""
+    return [max(micro_batch // update_every - 1, 0)] * stages

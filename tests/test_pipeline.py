@@ -1,0 +1,223 @@
+"""Pipeline.step trains as the plain model does, whatever the schedule."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+
+from fewgpu import Pipeline
+from fewgpu.schedule import CHECKPOINTS, SCHEDULES, gpipe
+from tests import delayed
+from tests.networks import evenly
+
+FLUSHING = ('gpipe', '1f1b', 'interleaved', 'zb-h1', 'zb-h2')
+mse = nn.functional.mse_loss
+sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+def layers(count: int, dropout: float = 0.0) -> nn.Sequential:
+    """As many layers, with weights or without, of width 3; float64."""
+    kinds = (lambda: nn.Linear(3, 3), nn.Tanh, lambda: nn.LayerNorm(3))
+    return nn.Sequential(*(kinds[k % 3]() for k in range(count))).double()
+
+
+def batches(steps: int, rows: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [tuple(torch.randn(2, rows, 3, dtype=torch.float64)) for _ in range(steps)]
+
+
+@st.composite
+def cuts(draw: st.DrawFn, schedules: tuple[str, ...]) -> dict:
+    """A schedule with sizes that it can have."""
+    schedule = draw(st.sampled_from(schedules))
+    devices = draw(evenly(1, 4))
+    stages = devices * draw(evenly(1, 3)) if schedule == 'interleaved' else devices
+    chunks = devices * draw(evenly(1, 3)) if schedule in ('interleaved', '2bw') else draw(evenly(1, 7))
+    return {'schedule': schedule, 'balance': draw(st.lists(evenly(1, 2), min_size=stages,
+                                                           max_size=stages)),
+            'devices': ['cpu'] * devices, 'chunks': chunks,
+            'checkpoint': draw(st.sampled_from(CHECKPOINTS))}
+
+
+def plain_steps(model: nn.Sequential, data: list, optimizer) -> list[torch.Tensor]:
+    losses = []
+    for x, y in data:
+        losses.append(mse(model(x), y))
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+@given(cuts(FLUSHING), st.data())
+def test_a_schedule_that_flushes_trains_as_the_plain_model_does(cut: dict, data) -> None:
+    model = layers(sum(cut['balance']))
+    plain = copy.deepcopy(model)
+    given = batches(3, data.draw(evenly(cut['chunks'], 12 + cut['chunks'])))
+    pipeline = Pipeline(model, **cut, loss_fn=mse, optimizer=sgd)
+    losses = [pipeline.step(x, y) for x, y in given]
+    trains = [*plain.parameters()]
+    expected = plain_steps(plain, given, sgd(trains) if trains else torch.optim.SGD(
+        [torch.zeros(1, requires_grad=True)]))
+    torch.testing.assert_close(losses, [loss.detach() for loss in expected])
+    torch.testing.assert_close(pipeline.state_dict(), plain.state_dict())
+
+
+@given(cuts(('pipedream', '2bw')), st.integers(0, 6))
+def test_an_asynchronous_schedule_follows_its_rule_of_delayed_weights(cut: dict, more: int) -> None:
+    stages = len(cut['balance'])
+    model = layers(sum(cut['balance']) + 1)
+    cut['balance'][0] += 1
+    reference = delayed.Delayed(model, cut['balance'], sgd)
+    pipeline = Pipeline(model, **cut, loss_fn=mse, optimizer=sgd)
+    every = stages if cut['schedule'] == '2bw' else 1
+    rows = cut['chunks'] + more
+    for first, (x, y) in enumerate(batches(2, rows)):
+        xs, ys = x.tensor_split(cut['chunks']), y.tensor_split(cut['chunks'])
+        rule = (partial(delayed.two_bw, stages, update_every=every) if every > 1
+                or cut['schedule'] == '2bw' else partial(delayed.pipedream, stages))
+        done = first * cut['chunks'] // every   # the pipeline drains between two steps
+        losses = []
+        for start in range(0, cut['chunks'], every):
+            group = range(start, start + every)
+            versions = [[done + version for version in rule(i)] for i in group]
+            losses += reference.update(versions, [xs[i] for i in group], [ys[i] for i in group], mse)
+        expected = sum(loss * len(part) for loss, part in zip(losses, ys)) / rows
+        torch.testing.assert_close(pipeline.step(x, y).item(), expected)
+    torch.testing.assert_close([*pipeline.parameters()], reference.parameters())
+
+
+@given(cuts(FLUSHING), st.integers(0, 5))
+def test_without_an_optimizer_gradients_add_up_as_after_a_backward(cut: dict, more: int) -> None:
+    model = layers(sum(cut['balance']) + 1)
+    cut['balance'][-1] += 1
+    plain = copy.deepcopy(model)
+    pipeline = Pipeline(model, **cut, loss_fn=mse)
+    for x, y in batches(2, cut['chunks'] + more):
+        pipeline.step(x, y)
+        mse(plain(x), y).backward()
+    torch.testing.assert_close([p.grad for p in pipeline.parameters()],
+                               [p.grad for p in plain.parameters()])
+
+
+@settings(max_examples=10)
+@given(cuts(FLUSHING), st.integers(0, 99))
+def test_every_schedule_draws_the_same_dropout_masks(cut: dict, seed: int) -> None:
+    """They are keyed by stage and micro-batch, not by the order in which stages run."""
+    results = []
+    for schedule, checkpoint in (('gpipe', 'never'), (cut['schedule'], cut['checkpoint'])):
+        torch.manual_seed(seed)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.Dropout())
+                                for _ in cut['balance'])).double()
+        options = {**cut, 'schedule': schedule, 'checkpoint': checkpoint,
+                   'balance': [1] * len(cut['balance'])}
+        if schedule == 'gpipe':
+            options['devices'] = ['cpu'] * len(cut['balance'])
+        pipeline = Pipeline(model, **options, loss_fn=mse, optimizer=sgd)
+        results.append([pipeline.step(x, y) for x, y in batches(2, cut['chunks'] + 1)])
+    torch.testing.assert_close(*results)
+
+
+@given(cuts(tuple(SCHEDULES)), st.integers(0, 5))
+def test_an_evaluation_trains_nothing_and_comes_at_any_time(cut: dict, more: int) -> None:
+    model = layers(sum(cut['balance']))
+    pipeline = Pipeline(model, **cut, loss_fn=mse, optimizer=sgd)
+    for x, y in batches(2, cut['chunks'] + more):
+        before = copy.deepcopy(pipeline.state_dict())
+        torch.testing.assert_close(pipeline.eval_step(x, y), mse(model.eval()(x), y).detach())
+        torch.testing.assert_close(pipeline.eval_step(x), model(x).detach())
+        torch.testing.assert_close(pipeline.state_dict(), before, rtol=0, atol=0)
+        model.train()
+        assert torch.isfinite(pipeline.step(x, y))
+
+
+@given(cuts(tuple(SCHEDULES)))
+def test_the_trace_is_a_linearisation_of_the_schedule(cut: dict) -> None:
+    """Each device did the operations of its row in their order, one at a time, and nobody used a
+    value before it was sent."""
+    pipeline = Pipeline(layers(sum(cut['balance'])), **cut, loss_fn=mse, optimizer=sgd)
+    [(x, y)] = batches(1, cut['chunks'])
+    pipeline.step(x, y)
+    rows = pipeline.trace.rows
+    assert len(rows) == len(cut['devices'])
+    sent = {span.op.message: span.start for row in rows for span in row if span.op.kind == 'send'}
+    for row in rows:
+        for before, after in zip(row, row[1:]):
+            assert before.start <= before.end <= after.start <= after.end
+        for span in row:
+            if span.op.kind == 'recv' and span.op.message in sent:
+                assert sent[span.op.message] <= span.end
+    plain = SCHEDULES[cut['schedule']]
+    if cut['schedule'] != 'interleaved':
+        wanted = plain(len(cut['balance']), cut['chunks']).rows
+        assert [[op for op in map(lambda span: span.op, row) if op.kind in 'FBIW'] for row in rows] \
+            == [[op for op in row if op.kind != 'U'] for row in wanted]
+
+
+def test_losses_of_unequal_micro_batches_are_weighted_by_their_rows() -> None:
+    model = layers(2)
+    [(x, y)] = batches(1, 5)
+    pipeline = Pipeline(model, [1, 1], devices=['cpu'] * 2, chunks=4, loss_fn=mse)
+    torch.testing.assert_close(pipeline.step(x, y), mse(model(x), y).detach())
+    summing = Pipeline(model, [1, 1], devices=['cpu'] * 2, chunks=4, loss_fn=nn.MSELoss(reduction='sum'))
+    torch.testing.assert_close(summing.step(x, y), mse(model(x), y, reduction='sum').detach())
+
+
+def test_nested_inputs_and_targets_reach_their_stages() -> None:
+    class Add(nn.Module):
+        def forward(self, pair):
+            return {'sum': pair['a'] + pair['b']}
+
+    class Take(nn.Module):
+        def forward(self, nest):
+            return nest['sum'] * 2
+
+    x = {'a': torch.rand(6, 2, requires_grad=False), 'b': torch.rand(6, 2)}
+    y = (torch.rand(6, 2), torch.rand(6, 2))
+    pipeline = Pipeline(nn.Sequential(Add(), Take()), [1, 1], devices=['cpu'] * 2, chunks=3,
+                        loss_fn=lambda output, target: mse(output, target[0] + target[1]))
+    torch.testing.assert_close(pipeline.step(x, y), mse((x['a'] + x['b']) * 2, y[0] + y[1]))
+
+
+def test_a_hand_written_schedule_runs() -> None:
+    model = layers(3)
+    pipeline = Pipeline(model, [1, 2], devices=['cpu'] * 2, chunks=2, loss_fn=mse, schedule=gpipe)
+    [(x, y)] = batches(1, 4)
+    torch.testing.assert_close(pipeline.step(x, y), mse(model(x), y).detach())
+
+
+@pytest.mark.parametrize('change, error, message', [
+    ({'schedule': 'best'}, ValueError, 'there is no schedule .best.: choose from gpipe, 1f1b'),
+    ({'chunks': 0}, ValueError, 'at least one micro-batch'),
+    ({'optimizer': torch.optim.SGD([torch.zeros(1)])}, TypeError, 'pass what makes it'),
+    ({'checkpoint': 'sometimes'}, ValueError, "'always', 'except_last', or 'never'"),
+    ({'devices': ['cpu']}, IndexError, 'too few devices'),
+    ({'schedule': 'interleaved', 'balance': [1, 1, 1], 'devices': ['cpu'] * 2}, ValueError,
+     'cannot be dealt out to 2 devices'),
+])
+def test_what_cannot_be_is_refused_with_the_remedy(change: dict, error: type, message: str) -> None:
+    options = {'balance': [1, 2], 'devices': ['cpu'] * 2, 'chunks': 2, 'loss_fn': mse, **change}
+    with pytest.raises(error, match=message):
+        Pipeline(layers(3), **options)
+
+
+@pytest.mark.parametrize('x, y, error, message', [
+    (None, torch.zeros(4, 3), TypeError, 'the first stage needs the inputs'),
+    (torch.zeros(4, 3), None, TypeError, 'the last stage needs the targets'),
+    (torch.zeros(4, 3), torch.zeros(5, 3), ValueError, '5 rows of targets for 4 rows of inputs'),
+])
+def test_a_step_says_what_is_missing(x, y, error: type, message: str) -> None:
+    pipeline = Pipeline(layers(3).float(), [1, 2], devices=['cpu'] * 2, chunks=2, loss_fn=mse)
+    with pytest.raises(error, match=message):
+        pipeline.step(x, y)
+    pipeline.step(torch.zeros(4, 3), torch.zeros(4, 3))
+
+
+def test_a_loss_that_is_no_number_is_named_with_its_stage() -> None:
+    pipeline = Pipeline(layers(3), [1, 2], devices=['cpu'] * 2, chunks=2,
+                        loss_fn=nn.MSELoss(reduction='none'))
+    with pytest.raises(TypeError, match='one number for a micro-batch.*shape') as caught:
+        pipeline.step(*batches(1, 4)[0])
+    assert 'in stage 1' in caught.value.__notes__[0]
