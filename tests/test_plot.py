@@ -14,8 +14,9 @@ from matplotlib.patches import Rectangle
 
 from fewgpu import plot
 from fewgpu.meter import Memory
-from fewgpu.plot import looks, spans
-from fewgpu.schedule import Op
+from fewgpu.plot import curves, looks, spans
+from fewgpu.schedule import Op, interleaved, one_f_one_b
+from fewgpu.simulate import Costs, simulate
 from fewgpu.trace import WAITS, Span, Timeline
 
 KINDS = ('F', 'R', 'B', 'I', 'W', 'send', 'recv')
@@ -126,11 +127,76 @@ def test_stages_that_share_a_device_are_told_apart():
     assert [label.get_text() for label in ax.get_yticklabels()] == ['stage 0 on GPU 0', 'stage 1 on GPU 0']
 
 
+@given(st.integers(1, 3), st.integers(1, 3))
+def test_of_the_stages_on_a_device_the_later_lie_lower_and_none_leaves_its_row(devices, groups):
+    timeline = simulate(interleaved(devices, devices * groups, v=3))
+    ax = plot.timeline(timeline).axes[0]
+
+    drawn = iter([patch for patch in rectangles(ax) if patch.get_gid()])
+    for row, spans_of_row in enumerate(timeline.rows):
+        places = {}
+        for span in spans_of_row:
+            patch = next(drawn)
+            places.setdefault(span.op.stage, set()).add(patch.get_y())
+            assert abs(patch.get_y() + patch.get_height() / 2 - row) + patch.get_height() / 2 <= spans.LANE / 2 + 1e-9
+        assert all(len(ys) == 1 for ys in places.values())
+        tops = [places[stage].pop() for stage in sorted(places)]
+        assert tops == sorted(set(tops))
+
+
+@given(timelines())
+def test_makespan_and_bubble_stand_beside_the_title(timeline):
+    ax = plot.timeline(timeline, title='a step', unit='units').axes[0]
+
+    assert ax.get_title(loc='left') == 'a step'
+    assert ax.get_title(loc='right') == f'makespan {timeline.makespan:.4g} units, bubble {timeline.bubble:.1%}'
+
+
+def test_facts_that_have_no_room_beside_the_title_stand_above_it():
+    figure = plot.timeline(simulate(one_f_one_b(2, 2)), title='a long title ' * 6)
+    renderer = figure._get_renderer()
+    figure.draw(renderer)
+
+    title, facts = (getattr(figure.axes[0], name).get_window_extent(renderer) for name in ('_left_title', '_right_title'))
+    assert not title.overlaps(facts) or facts.y1 > title.y1
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 10**10))
+def test_memory_curves_step_to_what_lived_at_the_end_of_every_operation(stages, chunks, stash):
+    timeline = simulate(one_f_one_b(stages, chunks), Costs(stash=stash))
+    figure = plot.timeline(timeline)   # by itself it shows the curves, too
+    ax = figure.axes[1]
+
+    assert len(ax.collections) == stages and ax.get_xlim() == figure.axes[0].get_xlim()
+    most = max(timeline.peak(device) for device in range(stages))
+    for row, (curve, spans_of_row) in enumerate(zip(ax.collections, timeline.rows)):
+        floor = row + curves.TALL / 2
+        corners = {(round(x, 6), round((floor - y) / curves.TALL * most, 3)) for x, y in curve.get_paths()[0].vertices}
+        assert {(round(span.end, 6), round(float(span.live), 3)) for span in spans_of_row} <= corners
+    assert [text.get_text() for text in ax.texts] == [
+        f' peak {looks.size(timeline.peak(device))}' for device in range(stages)]
+
+
+def test_without_counted_bytes_there_are_no_curves_and_the_sentence_says_why():
+    timeline = simulate(one_f_one_b(2, 2))
+
+    assert len(plot.timeline(timeline).axes) == 1
+    with pytest.raises(ValueError, match='no live bytes were counted'):
+        plot.memory_curves(timeline)
+
+
+@pytest.mark.parametrize('amount, counts, text', [
+    (0, 'bytes', '0 B'), (999, 'bytes', '999 B'), (12_300, 'bytes', '12.3 kB'), (4.5e6, 'bytes', '4.5 MB'),
+    (1.25e9, 'bytes', '1.25 GB'), (4, 'micro-batches', '4 micro-batches')])
+def test_sizes_are_written_in_the_unit_that_suits_them(amount, counts, text):
+    assert looks.size(amount, counts) == text
+
+
 @pytest.mark.parametrize('nothing', [None, Timeline((), ()), Timeline(((), ()), ('CPU 0', 'CPU 1'))])
 def test_without_a_run_the_sentence_says_what_to_do(nothing):
     with pytest.raises(ValueError, match='run a forward and a backward first'):
         plot.timeline(nothing)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match='run a forward and a backward first'):
         plot.timelines({'measured': nothing})
 
 

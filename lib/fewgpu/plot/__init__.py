@@ -10,8 +10,9 @@ touches pyplot or needs a display. Kinds of operations differ in colour, in ligh
 hatching, so that they stay apart in grey print and for colour-blind readers.
 """
 
+from fewgpu.plot.curves import memory_curves
 from fewgpu.plot.lengths import bars, memory_bars
 from fewgpu.plot.looks import Picture
 from fewgpu.plot.spans import timeline, timelines
 
-__all__ = ['Picture', 'bars', 'memory_bars', 'timeline', 'timelines']
+__all__ = ['Picture', 'bars', 'memory_bars', 'memory_curves', 'timeline', 'timelines']

@@ -1,13 +1,18 @@
 """Bars that compare figures, and the memory of devices."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from fewgpu.meter import Memory
 from fewgpu.plot.looks import ACTIVATIONS, GREY, PARAMETERS, add_patch, head, label_rows, new_axes
+
+if TYPE_CHECKING:   # pictures of schedules need no torch
+    from fewgpu.meter import Memory
 
 BAR = '#6d9cc0'
 

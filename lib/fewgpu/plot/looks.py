@@ -72,15 +72,47 @@ def label_rows(ax: Axes, names: Iterable[str], middles: Sequence[float] | None =
     ax.spines['bottom'].set_color(GREY)
 
 
-def head(ax: Axes, title: str, looks: Iterable[Look] = ()) -> None:
-    """The title and, in a line under it, what the colours mean."""
+def head(ax: Axes, title: str, looks: Iterable[Look] = (), facts: str = '') -> None:
+    """The title, at its right the facts, and in a line under it what the colours mean."""
     handles = [Line2D([], [], color=look.face, linewidth=2.5, label=look.label)
                if look in (LOOKS[kind] for kind in WAITS) else
                Patch(facecolor=look.face, edgecolor=look.edge, hatch=look.hatch, linewidth=0.4,
                      label=look.label) for look in looks]
+    pad = 20 if handles else 6
     if title:
-        ax.set_title(title, loc='left', fontsize=10, fontweight='bold', pad=20 if handles else 6)
+        ax.set_title(title, loc='left', fontsize=10, fontweight='bold', pad=pad)
+    if facts:
+        if len(title) + len(facts) > 9 * ax.figure.get_figwidth():
+            facts += '\n'   # no room beside the title: above it
+        ax.set_title(facts, loc='right', fontsize=9, color=GREY, pad=pad)
     if handles:
         ax.legend(handles=handles, loc='lower left', bbox_to_anchor=(0.0, 1.0), frameon=False,
                   ncols=len(handles), fontsize=8, borderaxespad=0.2, borderpad=0.0,
                   handlelength=1.4, columnspacing=1.4, handletextpad=0.5)
+
+
+def time_axis(ax: Axes, length: float, unit: str = '') -> None:
+    """Label a time axis of so many seconds; `unit` is what a second is called, if not a second."""
+    unit, factor = (unit, 1.0) if unit else time_unit(length)
+    ax.set_xlim(0.0, length)
+    ax.xaxis.set_major_formatter(lambda seconds, _: f'{seconds * factor:.6g}')
+    ax.set_xlabel(f'time ({unit})', loc='left', color=GREY, fontsize=9)
+
+
+def row_end(ax: Axes, x: float, row: int, text: str) -> None:
+    """Say something about a row, behind its end."""
+    ax.annotate(f' {text}', (x, row), color=GREY, va='center', fontsize=8, annotation_clip=False)
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit in which so long a time is written, and how many of them a second has."""
+    return next(((unit, factor) for unit, factor in (('s', 1.0), ('ms', 1e3)) if seconds * factor >= 1),
+                ('µs', 1e6))
+
+
+def size(amount: float, counts: str = 'bytes') -> str:
+    """Bytes in the unit that suits them, or another count."""
+    if counts != 'bytes':
+        return f'{amount:g} {counts}'
+    return next((f'{amount / factor:.3g} {unit}' for unit, factor in
+                 (('GB', 1e9), ('MB', 1e6), ('kB', 1e3)) if amount >= factor), f'{amount:g} B')

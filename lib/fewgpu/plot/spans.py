@@ -9,59 +9,98 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 
-from fewgpu.plot.looks import (GREY, IDLE, LOOKS, OTHER, Look, Picture, add_patch, head, label_rows,
-                               new_axes)
+from fewgpu.plot.curves import curves_height, memory_curves
+from fewgpu.plot.looks import (IDLE, LOOKS, OTHER, Look, Picture, add_patch, head, label_rows,
+                               new_axes, row_end, time_axis, time_unit)
 from fewgpu.trace import WAITS, Span, Timeline
 
 LANE, THIN = 0.72, 0.07   # heights of an operation and of a wait; rows are 1 apart
+SHARED = 0.5              # height of an operation where a row holds several stages
 
 
 def timeline(timeline: Timeline | None, ax: Axes | None = None, *, title: str = '',
-             span: float | None = None, key: bool = True) -> Figure:
+             span: float | None = None, key: bool = True, unit: str = '',
+             counts: str = 'bytes') -> Figure:
     """Draw one row a device: what it did when, with the numbers of the micro-batches.
 
-    What is left of a row is idle; its busy share stands at its end. `span` (seconds) is the length
-    of the time axis, by default the makespan. `key` says what the colours mean.
+    What is left of a row is idle; its busy share stands at its end. Where a device holds several
+    stages, the later ones lie lower in its row. In a figure of its own, curves of what lived on
+    each device stand below, if that was counted (see `memory_curves`).
+
+    `span` (seconds) is the length of the time axis, by default the makespan. `key` says what the
+    colours mean. `unit` is what a second is called where time is virtual, and `counts` what was
+    counted if not bytes.
 
     Raises ValueError if nothing has run yet.
     """
-    if timeline is None or not any(timeline.rows):
-        raise ValueError('there is no timeline yet: run a forward and a backward first')
-    ax = ax or new_axes(8.0, 1.1 + 0.42 * len(timeline.rows))
+    _verify(timeline)
+    below = None
+    if ax is None:
+        ax, below = _own_axes(timeline)
     length = span or timeline.makespan or 1.0
     for row, spans in enumerate(timeline.rows):
         add_patch(ax, IDLE, 0.0, row, timeline.makespan or 1.0, LANE)
+        stages = sorted({item.op.stage for item in spans})
         for item in spans:
-            _draw(ax, item, row)
-        ax.annotate(f' {timeline.busy_share[row]:.0%} busy', (timeline.makespan, row), color=GREY,
-                    va='center', fontsize=8, annotation_clip=False)
+            _draw(ax, item, row, stages)
+        row_end(ax, timeline.makespan, row, f'{timeline.busy_share[row]:.0%} busy')
     label_rows(ax, _row_names(timeline))
-    ax.set_xlim(0.0, length)
-    unit, factor = _unit(length)
-    ax.xaxis.set_major_formatter(lambda seconds, _: f'{seconds * factor:.6g}')
-    ax.set_xlabel(f'time ({unit})', loc='left', color=GREY, fontsize=9)
+    time_axis(ax, length, unit)
     kinds = {item.op.kind for spans in timeline.rows for item in spans if _is_seen(item, length)}
     looks = [look for kind, look in LOOKS.items() if kind in kinds]
     looks += [OTHER] * bool(kinds - LOOKS.keys()) + [IDLE]
-    head(ax, title, dict.fromkeys(looks) if key else ())
+    head(ax, title, dict.fromkeys(looks) if key else (), _facts(timeline, unit))
+    if below is not None:
+        ax.set_xlabel('')
+        memory_curves(timeline, below, span=span, unit=unit, counts=counts)
     return ax.figure
 
 
-def timelines(named: Mapping[str, Timeline], axes: Sequence[Axes] | None = None) -> Figure:
+def timelines(named: Mapping[str, Timeline], axes: Sequence[Axes] | None = None, *,
+              unit: str = '') -> Figure:
     """Draw timelines above each other on one time axis, to compare what was planned with what
     happened, or one schedule with another. Raises ValueError if there is none, or an empty one."""
     if not named:
         raise ValueError('there is no timeline to draw: give at least one, by its title')
+    for one in named.values():
+        _verify(one)
     if axes is None:
-        heights = [1.1 + 0.42 * len(one.rows) for one in named.values() if one]
-        figure = Picture(figsize=(8.0, sum(heights)), layout='constrained')
+        heights = [_height(one) for one in named.values()]
+        width = max(map(_width, named.values()))
+        figure = Picture(figsize=(width, sum(heights)), layout='constrained')
         axes = figure.subplots(len(named), squeeze=False, height_ratios=heights)[:, 0]
-    span = max((one.makespan for one in named.values() if one), default=0.0)
+    span = max(one.makespan for one in named.values())
     for position, (ax, (title, one)) in enumerate(zip(axes, named.items(), strict=True)):
-        timeline(one, ax, title=title, span=span)
+        timeline(one, ax, title=title, span=span, unit=unit)
         if position < len(named) - 1:
             ax.set_xlabel('')
     return axes[0].figure
+
+
+def _verify(timeline: Timeline | None) -> None:
+    if timeline is None or not any(timeline.rows):
+        raise ValueError('there is no timeline yet: run a forward and a backward first')
+
+
+def _own_axes(timeline: Timeline) -> tuple[Axes, Axes | None]:
+    """Of a new figure: for the timeline and, if live bytes were counted, for their curves."""
+    width, height = _width(timeline), _height(timeline)
+    if not any(map(timeline.peak, range(len(timeline.rows)))):
+        return new_axes(width, height), None
+    heights = height, curves_height(timeline)
+    figure = Picture(figsize=(width, sum(heights)), layout='constrained')
+    return tuple(figure.subplots(2, height_ratios=heights))
+
+
+def _width(timeline: Timeline) -> float:
+    """Inches; many operations need more, or their numbers would not fit."""
+    longest = max(sum(item.op.kind not in WAITS for item in row) for row in timeline.rows)
+    return min(max(8.0, 0.125 * longest), 16.0)
+
+
+def _height(timeline: Timeline) -> float:
+    """Inches; many rows are drawn closer together."""
+    return 1.1 + (0.42 if len(timeline.rows) <= 8 else 0.32) * len(timeline.rows)
 
 
 class Inside(Text):
@@ -78,16 +117,23 @@ class Inside(Text):
     def draw(self, renderer: Any) -> None:
         room = self.patch.get_window_extent(renderer)
         for size in (8, 7, 6):
+            if room.width < renderer.points_to_pixels(0.4 * size * len(self.get_text())):
+                continue   # a digit is wider than that: no need to measure it
             self.set_fontsize(size)
             box = self.get_window_extent(renderer)
             if box.width < room.width and box.height < 1.2 * room.height:
                 return super().draw(renderer)
 
 
-def _draw(ax: Axes, item: Span, row: int) -> None:
+def _draw(ax: Axes, item: Span, row: int, stages: Sequence[int]) -> None:
     look = LOOKS.get(item.op.kind, OTHER)
-    height = THIN if item.op.kind in WAITS else LANE
-    patch = add_patch(ax, look, item.start, row, item.seconds, height)
+    height, middle = LANE, float(row)
+    if item.op.kind in WAITS:
+        height = THIN
+    elif len(stages) > 1:
+        height = SHARED
+        middle += (LANE - SHARED) * (stages.index(item.op.stage) / (len(stages) - 1) - 0.5)
+    patch = add_patch(ax, look, item.start, middle, item.seconds, height)
     patch.set_gid(f'{item.op} of stage {item.op.stage}')   # also the name of its group in an SVG
     if item.op.micro_batch >= 0 and item.op.kind not in WAITS:
         ax.add_artist(Inside(patch, str(item.op.micro_batch), look))
@@ -97,15 +143,16 @@ def _is_seen(item: Span, length: float) -> bool:
     return item.op.kind not in WAITS or item.seconds > length / 500
 
 
+def _facts(timeline: Timeline, unit: str) -> str:
+    unit, factor = (unit, 1.0) if unit else time_unit(timeline.makespan)
+    return f'makespan {timeline.makespan * factor:.4g} {unit}, bubble {timeline.bubble:.1%}'
+
+
 def _row_names(timeline: Timeline) -> list[str]:
     """The devices; where stages share one, which stages a row holds."""
+    held = [sorted({item.op.stage for item in spans}) for spans in timeline.rows]
     if len(set(timeline.names)) == len(timeline.names):
-        return list(timeline.names)
-    stages = [sorted({item.op.stage for item in spans}) for spans in timeline.rows]
-    return [f"stage {', '.join(map(str, held))} on {name}" if held else name
-            for held, name in zip(stages, timeline.names)]
-
-
-def _unit(seconds: float) -> tuple[str, float]:
-    return next(((unit, factor) for unit, factor in (('s', 1.0), ('ms', 1e3)) if seconds * factor >= 1),
-                ('µs', 1e6))
+        return [f"{name}\nstages {', '.join(map(str, stages))}" if len(stages) > 1 else name
+                for stages, name in zip(held, timeline.names)]
+    return [f"stage {', '.join(map(str, stages))} on {name}" if stages else name
+            for stages, name in zip(held, timeline.names)]

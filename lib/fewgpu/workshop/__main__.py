@@ -12,6 +12,7 @@ import typer
 # command: (its module in this package, the function there, what --help says about it)
 COMMANDS = {
     'compare': ('compare', 'compare', 'Train ResNet-50 on MNIST plainly and as pipelines, and show them side by side.'),
+    'draw': ('draw', 'draw', 'Show a pipeline schedule: in the terminal, as a picture and as a page.'),
     'run': ('run', 'run', "Run a script with the kit's own Python."),
     'lab': ('lab', 'lab', 'Start JupyterLab on the lessons.'),
     'kernel': ('lab', 'kernel', 'Register the kit as a kernel of a JupyterLab or JupyterHub that is there already.'),

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from fewgpu.simulate import allowed_speed_up
 from fewgpu.workshop.contestants import Result
-from fewgpu.workshop.table import allowed_speed_up, memory, speed
+from fewgpu.workshop.table import memory, speed
 
 TIE = 0.05      # two speeds closer than this are not told apart: a few steps cannot
 # The plain model never waits: if it gets less of its cores than this, others had the rest.

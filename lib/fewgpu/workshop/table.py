@@ -9,17 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fewgpu.meter import Memory
+from fewgpu.simulate import allowed_speed_up
 from fewgpu.workshop.contestants import Result
 
 NONE = '-'
-
-
-def allowed_speed_up(micro_batches: int, stages: int) -> float:
-    """What the bubble leaves of n devices: m n / (m + n - 1) (arXiv 1811.06965, section 2.3).
-
-    It takes stages of equal cost for granted, messages for free, and does not know recompute.
-    """
-    return micro_batches * stages / (micro_batches + stages - 1)
 
 
 def speed(result: Result) -> float | None:
