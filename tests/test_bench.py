@@ -19,9 +19,7 @@ from rich.console import Console
 from torch import nn
 
 from fewgpu.device import one_thread
-from fewgpu.schedule import CHECKPOINTS, Op, Schedule, gpipe, with_recompute
 from tests.bench import pipeline, report
-from tests.bench.bound import makespan, simulate, textbook_speedup
 from tests.bench.memory import peaks
 from tests.bench.processes import ROOT, processes
 from tests.bench.ratios import Ratio
@@ -30,8 +28,6 @@ from tests.bench.work import Failed, Work, disagreement
 
 on_posix = pytest.mark.skipif(os.name != 'posix', reason='signals and process ids of POSIX')
 POSITIVE = st.floats(1e-3, 1e3)
-SCHEDULES = st.builds(with_recompute, st.builds(gpipe, st.integers(1, 4), st.integers(1, 6)),
-                      st.sampled_from(CHECKPOINTS))
 
 
 @pytest.mark.parametrize('n', range(1, 11))
@@ -74,45 +70,6 @@ def test_a_verdict_needs_enough_rounds_and_the_whole_interval_on_one_side(low, h
     summary = Summary((low + high) / 2, low, high, coverage, low, high)
     assert Ratio('a / b', 'never', 1.5, summary).verdict == verdict
     assert Ratio('a / b', 'never', None, summary).verdict == ''
-
-
-@given(st.integers(1, 5), st.integers(1, 8), POSITIVE, POSITIVE)
-def test_equal_stages_reach_the_textbook_speed_up(stages, micro_batches, forward, backward):
-    schedule = gpipe(stages, micro_batches)
-    costs = {'F': forward, 'B': backward}
-    work = sum(costs[op.kind] for op in schedule)
-    taken = makespan(schedule, lambda op: costs[op.kind])
-    assert work / taken == pytest.approx(textbook_speedup(stages, micro_batches))
-
-
-@given(SCHEDULES, st.data())
-def test_the_simulated_makespan_is_no_less_than_any_device_and_no_more_than_all(schedule, data):
-    ops = list(schedule)
-    cost = dict(zip(ops, data.draw(st.lists(POSITIVE, min_size=len(ops), max_size=len(ops)))))
-    taken = makespan(schedule, cost.__getitem__)
-    assert taken >= max(sum(cost[op] for op in row) for row in schedule.rows) * (1 - 1e-12)
-    assert taken <= sum(cost.values()) * (1 + 1e-12)
-
-
-@given(SCHEDULES, st.data())
-def test_a_simulated_operation_starts_when_its_device_and_its_inputs_are_there(schedule, data):
-    ops = list(schedule)
-    cost = dict(zip(ops, data.draw(st.lists(POSITIVE, min_size=len(ops), max_size=len(ops)))))
-    times = simulate(schedule, cost.__getitem__)
-    assert times.keys() == set(ops)
-    for row in schedule.rows:
-        for before, op in zip([None, *row], row):
-            ready = [0.0 if before is None else times[before][1]]
-            sender = op.stage + {'F': -1, 'B': 1, 'R': schedule.stages}[op.kind]
-            if 0 <= sender < schedule.stages:
-                ready.append(times[Op(op.kind, sender, op.micro_batch)][1])
-            assert times[op] == (max(ready), max(ready) + cost[op])
-
-
-def test_a_schedule_that_waits_for_itself_is_refused():
-    rows = ((Op('B', 0, 0), Op('F', 0, 0)), (Op('F', 1, 0), Op('B', 1, 0)))
-    with pytest.raises(ValueError, match='deadlock: B0, F0 all wait'):
-        simulate(Schedule('crossed', 2, 1, rows), lambda op: 1.0)
 
 
 @given(st.floats(1e-6, 1.0), st.integers(1, 5))

@@ -1,6 +1,7 @@
 """Pipeline.step trains as the plain model does, whatever the schedule."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from fewgpu import Pipeline
-from fewgpu.schedule import CHECKPOINTS, SCHEDULES, gpipe
+from fewgpu.schedule import CHECKPOINTS, SCHEDULES, Schedule, gpipe
+from fewgpu.schedule.checks import ScheduleError
 from tests import delayed
 from tests.networks import evenly
 
@@ -186,6 +188,19 @@ def test_a_hand_written_schedule_runs() -> None:
     pipeline = Pipeline(model, [1, 2], devices=['cpu'] * 2, chunks=2, loss_fn=mse, schedule=gpipe)
     [(x, y)] = batches(1, 4)
     torch.testing.assert_close(pipeline.step(x, y), mse(model(x), y).detach())
+
+
+def test_a_wrong_hand_written_schedule_is_explained_before_anything_runs() -> None:
+    def wrong(stages: int, micro_batches: int) -> Schedule:
+        first, *others = gpipe(stages, micro_batches).rows
+        return replace(gpipe(stages, micro_batches), rows=(first[::-1], *others))
+
+    with pytest.raises(ScheduleError, match='a backward needs its own forward') as caught:
+        Pipeline(layers(3), [1, 2], devices=['cpu'] * 2, chunks=2, loss_fn=mse, schedule=wrong)
+    assert '[' in str(caught.value).partition('device 0')[2]   # the cell is marked in the grid
+    with pytest.raises(ValueError, match='for 3 stages and 2 micro-batches, not for 2 and 2'):
+        Pipeline(layers(3), [1, 2], devices=['cpu'] * 2, chunks=2, loss_fn=mse,
+                 schedule=lambda stages, micro_batches: gpipe(stages + 1, micro_batches))
 
 
 @pytest.mark.parametrize('change, error, message', [

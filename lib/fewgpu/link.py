@@ -23,11 +23,15 @@ class Link:
         self.latency, self.bandwidth = latency, bandwidth
         self._free: dict[int, float] = {}   # source -> when its next message may start
 
-    def wait(self, value: Any, sent: float, source: int) -> None:
-        """Until a message of stage `source`, `sent` at a time of time.perf_counter, has arrived."""
+    def arrival(self, size: int, sent: float, source: int) -> float:
+        """When a message of `size` bytes from stage `source`, `sent` at that time, arrives."""
         start = max(sent, self._free.get(source, 0.0))
-        self._free[source] = start + size(value) / self.bandwidth
-        time.sleep(max(0.0, self._free[source] + self.latency - time.perf_counter()))
+        self._free[source] = start + size / self.bandwidth
+        return self._free[source] + self.latency
+
+    def wait(self, value: Any, sent: float, source: int) -> None:
+        """Until a message has arrived; times are those of time.perf_counter."""
+        time.sleep(max(0.0, self.arrival(size(value), sent, source) - time.perf_counter()))
 
 
 def size(value: Any) -> int:

@@ -15,6 +15,7 @@ Under torchrun or `fewgpu.launch` every rank runs this same script, makes the sa
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,13 +27,15 @@ from fewgpu.loss import LossFn, WithLoss, shares, total
 from fewgpu.microbatch import gather, rows_of, scatter, sizes
 from fewgpu.partition import place, split, turn_of, verify_balance, verify_module
 from fewgpu.run import Interpreter, Stamps
-from fewgpu.schedule import (SCHEDULES, Message, Schedule, activation, gradient, interleaved, target,
-                             with_messages, with_recompute, with_updates)
+from fewgpu.schedule import (Message, Schedule, activation, gradient, target, with_messages,
+                             with_recompute, with_updates)
+from fewgpu.schedule.named import schedule_maker
 from fewgpu.stage import Stage
 from fewgpu.trace import Timeline
 from fewgpu.transport import Mailbox, call_devices
 
 if TYPE_CHECKING:
+    from fewgpu.hybrid import Replicas
     from fewgpu.transport.ranks import Ranks
 
 
@@ -54,6 +57,7 @@ class Pipeline:
         checkpoint: which micro-batches are recomputed: see `fewgpu.schedule.with_recompute`.
         ranks: the ranks that hold the rows of the schedule (`fewgpu.transport.Ranks`); by default
             all of torch.distributed, if it is initialised and `devices` does not list one a row.
+        replicas: other pipelines that train the same model (see `fewgpu.hybrid`).
         time_limit: seconds that a device may wait for a message; on ranks it is 60 by default.
 
     Results equal those of the plain model, trained micro-batch by micro-batch (under 'pipedream'
@@ -67,7 +71,7 @@ class Pipeline:
                  devices: Sequence[Any] | None = None, loss_fn: LossFn,
                  optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] | None = None,
                  checkpoint: str = 'never', ranks: 'Ranks | None' = None,
-                 time_limit: float | None = None) -> None:
+                 replicas: 'Replicas | None' = None, time_limit: float | None = None) -> None:
         verify_module(module)
         self.balance = verify_balance(module, balance)
         if chunks < 1:
@@ -80,9 +84,9 @@ class Pipeline:
         if ranks is None and _is_distributed(devices):
             from fewgpu.transport.ranks import Ranks   # threads can do without torch.distributed
             ranks = Ranks(time_limit=60.0 if time_limit is None else time_limit)
-        self.ranks = ranks
+        self.ranks, self.replicas = ranks, replicas
         count = ranks.size if ranks else None if devices is None else len(devices)
-        self._make = _maker(schedule, len(self.balance), count)
+        self._make = schedule_maker(schedule, len(self.balance), count)
         layout = with_recompute(self._make(chunks), checkpoint)
         if ranks and len(layout.rows) != ranks.size:
             raise ValueError(f'the schedule {layout.name} of {layout.stages} stages needs '
@@ -97,6 +101,8 @@ class Pipeline:
             self._with_loss = WithLoss(self._partitions[self._last], loss_fn).to(self.devices[-1].torch)
         self._plans: dict[tuple, tuple[Schedule, Schedule]] = {}
         self._turn = turn_of(module)
+        if replicas:
+            replicas.start_alike([*self.module.parameters(), *self.module.buffers()])
         self._spans: list[Stamps] = [[] for _ in layout.rows]
 
     def _hold(self, module: nn.Sequential, layout: Schedule, devices: Sequence[Any] | None) -> None:
@@ -127,7 +133,7 @@ class Pipeline:
         with torch.enable_grad():
             losses = self._execute('training', x, y, rows, seed)
         every = self._make(len(rows)).update_every
-        return self._tell_all(losses and total(losses, rows, every, self.loss_fn))
+        return self._tell_all(losses and total(losses, rows, every, self.loss_fn), sum(rows))
 
     def eval_step(self, x: Any, y: Any = None) -> Any:
         """The loss of a mini-batch in evaluation mode (on ranks: give y to all or none of them).
@@ -141,7 +147,8 @@ class Pipeline:
             with torch.no_grad():
                 values = self._execute('evaluation', x, y, rows, seed)
                 if y is not None:
-                    return self._tell_all(values and total(values, rows, None, self.loss_fn))
+                    return self._tell_all(values and total(values, rows, None, self.loss_fn),
+                                          sum(rows))
                 return gather(values) if values else None
         finally:
             for part, mode in modes.items():
@@ -199,7 +206,8 @@ class Pipeline:
             collect = [activation(self._last + 1, i) for i in range(len(rows))]
         with self._turn:
             context = Context.capture(self.devices, seed)
-            stages = {s: self._stage(s, schedule).begin(context, len(rows)) for s in self._partitions}
+            stages = {s: self._stage(s, schedule, sum(rows)).begin(context, len(rows))
+                      for s in self._partitions}
             mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(
                 schedule, time_limit=self.time_limit)
             self._spans = [[] for _ in schedule.rows]
@@ -229,13 +237,16 @@ class Pipeline:
         return {message: value for i, part in enumerate(parts) for message, value in (
             (target(self._last, i), part), (gradient(self._last, i), [torch.ones(())]))}
 
-    def _stage(self, s: int, schedule: Schedule) -> Stage:
+    def _stage(self, s: int, schedule: Schedule, rows: int) -> Stage:
         takes_targets = any(op.message == target(s, 0) for op in schedule.rows[self._row_of[s]])
         module = self._with_loss if takes_targets else self._partitions[s]
-        return Stage(s, module, self._device_of[s], self.optimizers.get(s))
+        average = self.replicas and partial(self.replicas.average, rows=rows)
+        return Stage(s, module, self._device_of[s], self.optimizers.get(s), average)
 
-    def _tell_all(self, loss: torch.Tensor | None) -> torch.Tensor:
-        """The loss, which the rank of the last stage has, on all ranks."""
+    def _tell_all(self, loss: torch.Tensor | None, rows: int) -> torch.Tensor:
+        """The loss, which the rank of the last stage has, on all ranks, and of all replicas."""
+        if self.replicas and self._last in self._partitions:
+            loss = self.replicas.mean(loss, rows)
         if not self.ranks:
             return loss
         return self.ranks.tell(self._row_of[self._last], loss)
@@ -252,20 +263,3 @@ def _device_of_rank(index: int) -> Device:
     if torch.cuda.is_available():
         return Device(torch.device('cuda', torch.cuda.current_device()))
     return Device('cpu', index=index)
-
-
-def _maker(schedule: str | Callable[[int, int], Schedule], stages: int,
-           devices: int | None) -> Callable[[int], Schedule]:
-    """From the number of micro-batches to the schedule."""
-    if callable(schedule):
-        return lambda micro_batches: schedule(stages, micro_batches)
-    if schedule not in SCHEDULES:
-        raise ValueError(f'there is no schedule {schedule!r}: choose from {", ".join(SCHEDULES)}, or '
-                         f'pass a function of stages and micro-batches')
-    if schedule != 'interleaved':
-        return lambda micro_batches: SCHEDULES[schedule](stages, micro_batches)
-    devices = devices or max(1, stages // 2)
-    if stages % devices:
-        raise ValueError(f'interleaved: {stages} stages cannot be dealt out to {devices} devices '
-                         f'evenly; the balance needs a multiple of {devices} numbers')
-    return lambda micro_batches: interleaved(devices, micro_batches, v=stages // devices)

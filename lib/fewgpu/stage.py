@@ -18,7 +18,7 @@ the gradients of the shadows are handed on, once for all micro-batches: to the c
 or to the parameters and their optimizer (Pipeline).
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,7 @@ class Stage:
     module: nn.Module
     device: Device
     optimizer: torch.optim.Optimizer | None = None   #: for schedules with updates
+    average: Callable[[Iterator[nn.Parameter]], None] | None = None   #: over replicas, before one
 
     def begin(self, context: Context, micro_batches: int) -> 'StageStep':
         """The stage's part of one step."""
@@ -187,6 +188,8 @@ class StageStep:
                 parameter.grad = parameter.grad if gradient is None else gradient
             else:
                 parameter.grad += gradient
+        if self.stage.average is not None:
+            self.stage.average(self.stage.module.parameters())
         self._versions = {version: self.weights(version) for version in keep}
         if self.stage.optimizer is not None:
             if self.updates in keep:

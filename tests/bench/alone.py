@@ -11,7 +11,9 @@ from fewgpu.context import Context
 from fewgpu.device import get_devices
 from fewgpu.gpipe import GPipe
 from fewgpu.schedule import Op, gpipe, with_recompute
+from fewgpu.simulate import Costs, simulate
 from fewgpu.stage import Stage
+from fewgpu.trace import Timeline
 from tests.bench.contestants import InProcess
 from tests.bench.work import Work
 
@@ -33,6 +35,13 @@ class Alone(InProcess):
     def cost(self, op: Op) -> float:
         """Median seconds of such an operation of its stage in the latest step."""
         return statistics.median(self._seconds[op.stage, op.kind])
+
+    def simulated(self) -> Timeline:
+        """The schedule in virtual time, if operations cost what they did and messages nothing."""
+        costs = {kind: [0.0] * self.schedule.stages for kind in 'FRB'}
+        for op in self.schedule:
+            costs[op.kind][op.stage] = self.cost(op)
+        return simulate(self.schedule, Costs(**costs))
 
     def costs(self) -> dict[str, float]:
         """Those medians, by operation and stage: 'F of stage 0', ..."""

@@ -23,7 +23,6 @@ from fewgpu.models import build
 from fewgpu.workshop.machine import describe, two_core_efficiency
 from tests.bench import report
 from tests.bench.alone import Alone
-from tests.bench.bound import makespan
 from tests.bench.contestants import Fewgpu, Plain, Torchgpipe
 from tests.bench.memory import peaks
 from tests.bench.processes import Pipelining, processes
@@ -139,7 +138,7 @@ def measure(contestants: Iterable[Contestant], devices: int) -> dict:
             busy[contestant.checkpoint] = contestant.busy()
         if isinstance(contestant, Alone):
             bound[contestant.checkpoint] = {
-                'makespan': makespan(contestant.schedule, contestant.cost),
+                'makespan': contestant.simulated().makespan,
                 'alone': sum(map(contestant.cost, contestant.schedule)),
                 'costs': contestant.costs()}
     return {'seconds': seconds, 'busy': busy, 'bound': bound,

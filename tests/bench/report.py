@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from tests.bench.bound import textbook_speedup
+from fewgpu.simulate import allowed_speed_up
 from tests.bench.ratios import ALONE, FEWGPU, PIPELINING, PLAIN, TORCHGPIPE, bound, ratios, seconds
 from tests.bench.stats import Summary, paired_ratios
 from tests.bench.work import CHECKPOINTS
@@ -70,7 +70,7 @@ def bounds(found: dict) -> Table:
         row(f'{label} (s)', lambda mode: f'{median(lambda r: r["bound"][mode][what]):.3f}')
     row('simulated speed-up over one device', lambda mode: '{:.3f}'.format(
         median(lambda r: r['bound'][mode]['alone'] / r['bound'][mode]['makespan'])))
-    row('textbook speed-up, m n / (m + n - 1)', lambda _: f'{textbook_speedup(n, m):.3f}')
+    row('textbook speed-up, m n / (m + n - 1)', lambda _: f'{allowed_speed_up(m, n):.3f}')
     row(f'efficiency of {n} cores', lambda _: f'{median(lambda r: r["efficiency"]):.3f}')
     row('bound x efficiency (samples/s)', lambda mode: '{:.2f}'.format(
         found['options']['batch'] / Summary.of(bound(found, mode)).median))

@@ -98,24 +98,20 @@ def _verify_messages(schedule: Schedule) -> None:
     where = {op: cell for cell, op in _cells(schedule)}
     targets = any(op.message and op.message.what == TARGET for op in schedule)
     whole = with_messages(schedule.select(lambda op: op.message is None), targets=targets)
-    for op in where.keys() - set(whole):
-        raise ScheduleError(f'stage {op.stage} has {op}, but nothing needs that message', schedule,
-                            where[op])
-    for row in whole.rows:
-        received: list[Op] = []
-        for op in row:
-            if op not in where:
-                raise ScheduleError(f'stage {op.stage} has no {op}: a message is missing', schedule)
-            if op.kind == 'recv':
-                received.append(op)
-            elif op.kind in ('F', 'B', 'I'):
-                pairs, received, made = [(before, op) for before in received], [], op
-            elif op.kind == 'send':
-                pairs = [(made, op)]
-            for before, after in pairs if op.kind not in ('recv', 'R', 'W', 'U') else ():
-                if where[before] > where[after]:
-                    raise ScheduleError(f'stage {op.stage} runs {after} before {before}', schedule,
-                                        where[after])
+    wanted = set(whole)
+    for op, cell in where.items():
+        if op.message and op not in wanted:
+            raise ScheduleError(f'stage {op.stage} has {op}, but nothing needs that message',
+                                schedule, cell)
+    for op in whole:
+        if op not in where:
+            raise ScheduleError(f'stage {op.stage} lacks the message {op}', schedule)
+    for row in whole.rows:   # recv F send, recv B send, with U and W, which need none, in between
+        passes = [op for op in row if op.message or op.kind in ('F', 'B', 'I')]
+        for before, after in zip(passes, passes[1:]):
+            if (before.kind == 'recv' or after.kind == 'send') and where[before] > where[after]:
+                raise ScheduleError(f'stage {after.stage} runs {after} before {before}', schedule,
+                                    where[after])
 
 
 def _verify_updates(schedule: Schedule) -> None:

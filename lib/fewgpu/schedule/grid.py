@@ -17,24 +17,21 @@ class ScheduleError(ValueError):
 def grid(schedule: Schedule, marked: Cell | None = None) -> str:
     """The printed schedule, and one cell in brackets.
 
-        device 0 | F0   F1 [B1] B0
-        device 1 | F0   F1  B0  B1
+        device 0 | F0   F1   [B1] B0
+        device 1 | F0   F1   B0   B1
 
     If devices hold several stages the number of the stage stands before each operation, as in 2F0.
     Of a large schedule only the surroundings of the marked cell are shown.
     """
-    device, position = marked or (0, 0)
-    many = len(set(schedule.device_of.values())) < len(schedule.device_of)
+    many = len(schedule.rows) < len(schedule.device_of)
     rows = [[f'{op.stage}{op}' if many else str(op) for op in row] for row in schedule.rows]
+    top = first = 0
     if marked:
-        rows = [[f' {text} ' for text in row] for row in rows]
-        rows[device][position] = f'[{rows[device][position].strip()}]'
-    first, top = max(position - CELLS, 0), max(device - ROWS, 0)
-    shown = [row[first:position + CELLS + 1] for row in rows[top:device + ROWS + 1]]
-    widths = [max((len(row[column]) for row in shown if column < len(row)), default=0)
-              for column in range(max(map(len, shown), default=0))]
-    before = '.. ' if first else ''
-    return '\n'.join(
-        f'device {top + number} | {before}'
-        + ' '.join(f'{text:<{width}}' for text, width in zip(row, widths)).rstrip()
-        for number, row in enumerate(shown))
+        device, position = marked
+        top, first = max(device - ROWS, 0), max(position - CELLS, 0)
+        rows[device][position] = f'[{rows[device][position]}]'
+        rows = [row[first:position + CELLS + 1] for row in rows[top:device + ROWS + 1]]
+    width = max((len(text) for row in rows for text in row), default=1)
+    return '\n'.join(f'device {top + number} | ' + '.. ' * (first > 0)
+                     + ' '.join(f'{text:<{width}}' for text in row).rstrip()
+                     for number, row in enumerate(rows))

@@ -44,7 +44,8 @@ class Op(NamedTuple):
 
         F  forward         B  backward          R  recompute the forward
         I  input-gradient half of the backward  W  its weight-gradient half
-        U  optimizer update (of micro-batch -1: of all that came since the last one)
+        U  optimizer update, of all micro-batches since the last one (its number is that of the last
+           of them, or -1 if there is one update only)
         send, recv         a message leaves or arrives (added by `with_messages`)
     """
 

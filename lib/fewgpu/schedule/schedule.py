@@ -18,6 +18,8 @@ class Schedule:
         device 0 | F0 F1 R0 B0 B1
         device 1 | F0 F1 B1 R0 B0
 
+    and where devices hold several stages, an operation is printed with its stage: 2F0.
+
     `weights` is the rule by which an operation chooses its weight version (the number of updates
     of its stage that the version has seen):
 
@@ -111,9 +113,8 @@ class Schedule:
         return needed
 
     def __str__(self) -> str:
-        width = max((len(str(op)) for op in self), default=1)
-        return '\n'.join(f'device {device} | ' + ' '.join(f'{op!s:<{width}}' for op in row).rstrip()
-                         for device, row in enumerate(self.rows))
+        from fewgpu.schedule.grid import grid   # it also marks a cell, for errors
+        return grid(self)
 
 
 def verify_sizes(stages: int, micro_batches: int) -> None:

@@ -1,9 +1,9 @@
 """Who waits for whom: does a schedule come to its end, or do its devices wait for one another?"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fewgpu.schedule.grid import Cell, ScheduleError
-from fewgpu.schedule.op import LETTERS, Message
+from fewgpu.schedule.op import LETTERS, Message, Op
 from fewgpu.schedule.passes import with_messages
 from fewgpu.schedule.schedule import Schedule
 
@@ -48,7 +48,7 @@ class _Play:
         self._received: set[Message] = set()   # at least, the receiver has come to the receive
         self._waits: dict[int, Wait] = {}
         self._at = [0] * len(whole.rows)       # of the schedule's row, without or with messages
-        self._devices = {device: self._play(device, row) for device, row in enumerate(whole.rows)}
+        self._devices = {device: self._run(device, row) for device, row in enumerate(whole.rows)}
 
     def outcome(self) -> tuple[str, Cell | None]:
         """Who waits for whom at the end, and the cell of the first of them; '' if nobody does."""
@@ -64,32 +64,36 @@ class _Play:
                     self._waits[device] = wait
         return self._explain() if self._waits else ('', None)
 
-    def _play(self, device: int, row: tuple) -> Iterator[Wait]:
+    def _run(self, device: int, row: Sequence[Op]) -> Iterator[Wait]:
+        """One device; it yields what it waits for, again and again as long as it does."""
+        last: dict[tuple[str, int], Message] = {}   # sent, of each kind, to each device
         computed = 0
-        channels: dict[tuple[str, int], Message] = {}   # the last message of each
-        for position, op in enumerate(row):
-            kind, message = op.kind, op.message
-            other = message and self._device_of.get(
-                message.stage if kind == 'send' else message.source)
+        for position, (kind, _, _, message) in enumerate(row):
             self._at[device] = (position if self._explicit else
                                 computed - 1 if kind == 'send' else computed)
-            if message is None:
-                computed += 1
-            elif kind == 'recv' and 0 <= message.source < self._stages:
-                self._received.add(message)
-                while message not in self._sent:
-                    yield kind, message
-            elif kind == 'send' and other not in (None, device) and self._sends != 'buffered':
-                last = channels.get((message.what, other), message)
-                while self._sends == 'paired' and last is not message and (
-                        last not in self._received):
-                    yield kind, last
-                channels[message.what, other] = message
-                self._sent.add(message)
-                while self._sends == 'blocking' and message not in self._received:
-                    yield kind, message
+            if kind == 'recv':
+                yield from self._recv(message)
             elif kind == 'send':
-                self._sent.add(message)
+                yield from self._send(message, device, last)
+            else:
+                computed += 1
+
+    def _recv(self, message: Message) -> Iterator[Wait]:
+        self._received.add(message)
+        while message not in self._sent and 0 <= message.source < self._stages:
+            yield 'recv', message
+
+    def _send(self, message: Message, device: int, last: dict) -> Iterator[Wait]:
+        there = self._device_of.get(message.stage)   # None: at the caller
+        leaves = there not in (None, device)
+        if leaves and self._sends == 'paired':
+            before = last.get((message.what, there))
+            while before is not None and before not in self._received:
+                yield 'send', before
+            last[message.what, there] = message
+        self._sent.add(message)
+        while leaves and self._sends == 'blocking' and message not in self._received:
+            yield 'send', message
 
     def _explain(self) -> tuple[str, Cell]:
         """Follow the waits to a circle, or to a device that is done, and tell them from there."""
@@ -98,7 +102,7 @@ class _Play:
             path.append(who)
         if who in path:
             path = path[path.index(who):]
-        said = ''
+        said, asked = '', None
         for device in path:
             kind, m = self._waits[device]
             own, other = (m.stage, m.source) if kind == 'recv' else (m.source, m.stage)

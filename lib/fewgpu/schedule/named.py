@@ -1,0 +1,39 @@
+"""A schedule by its name, for a number of stages, with micro-batches to come."""
+
+from collections.abc import Callable
+
+from fewgpu.schedule import SCHEDULES, Schedule, interleaved
+from fewgpu.schedule.checks import check
+
+
+def schedule_maker(schedule: str | Callable[[int, int], Schedule], stages: int,
+                   devices: int | None = None) -> Callable[[int], Schedule]:
+    """A function from the number of micro-batches to the schedule.
+
+    `schedule` is a name in SCHEDULES, or a function of stages and micro-batches. 'interleaved' deals
+    the stages out to `devices` (by default half as many as stages).
+
+    Raises ValueError for an unknown name, or stages that cannot be dealt out; the function raises
+    ScheduleError if a schedule that is not ours breaks a law (see `check`).
+    """
+    if callable(schedule):
+        return lambda micro_batches: _checked(schedule(stages, micro_batches), stages, micro_batches)
+    if schedule not in SCHEDULES:
+        raise ValueError(f'there is no schedule {schedule!r}: choose from {", ".join(SCHEDULES)}, or '
+                         f'pass a function of stages and micro-batches')
+    if schedule != 'interleaved':
+        return lambda micro_batches: SCHEDULES[schedule](stages, micro_batches)
+    devices = devices or max(1, stages // 2)
+    if stages % devices:
+        raise ValueError(f'interleaved: {stages} stages cannot be dealt out to {devices} devices '
+                         f'evenly; the balance needs a multiple of {devices} numbers')
+    return lambda micro_batches: interleaved(devices, micro_batches, v=stages // devices)
+
+
+def _checked(schedule: Schedule, stages: int, micro_batches: int) -> Schedule:
+    if (schedule.stages, schedule.micro_batches) != (stages, micro_batches):
+        raise ValueError(f'the schedule {schedule.name} is for {schedule.stages} stages and '
+                         f'{schedule.micro_batches} micro-batches, not for {stages} and '
+                         f'{micro_batches}')
+    check(schedule)
+    return schedule

@@ -1,0 +1,225 @@
+"""A schedule in virtual time: when every operation would run, and what would live on its device.
+
+The result is a `Timeline`, the type that a real run gives, so the same picture shows both. Imports
+no torch.
+"""
+
+import gc
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
+from numbers import Real
+from statistics import median
+
+from fewgpu.schedule import ACTIVATION, GRADIENT, Op, Schedule
+from fewgpu.schedule.counts import versions_kept, versions_of
+from fewgpu.schedule.waits import verify_no_deadlock
+from fewgpu.trace import WAITS, Span, Timeline
+
+NEEDS = (('R', 'input'), ('B', 'stash'), ('I', 'stash'), ('W', 'for_W'))   # bytes
+
+PerStage = float | Sequence[float | None]
+Letter = tuple[str, int, int]   # what is sent, to which stage, of which micro-batch
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What operations cost; each one number, or one a stage (then messages: one a boundary)."""
+
+    F: PerStage = 1.0           #: seconds of a forward
+    B: PerStage = 2.0           #: seconds of a backward
+    I: PerStage = 1.0           #: seconds of its input-gradient half
+    W: PerStage = 1.0           #: seconds of its weight-gradient half
+    R: PerStage | None = None   #: seconds of a recompute; None: as the forward
+    U: PerStage = 0.0           #: seconds of an update
+    latency: float = 0.0        #: seconds that an empty message takes from device to device
+    bandwidth: float = inf      #: bytes/s from one device to another; transfers queue for it
+    message: PerStage = 0.0     #: bytes of an activation or gradient between stages s and s + 1
+    stash: PerStage = 0         #: bytes that a forward with a graph keeps for its backward
+    input: PerStage = 0         #: bytes that it keeps instead if it is to be recomputed
+    for_W: PerStage = 0         #: bytes of the stash that stay from I to W
+    weights: PerStage = 0       #: bytes of one weight version
+
+    @classmethod
+    def measured(cls, timeline: Timeline) -> 'Costs':
+        """The median seconds of every kind and stage in a real run; messages and bytes stay 0.
+
+        What did not run on a stage has no cost there: to simulate it raises ValueError. Only a
+        recompute takes, then, what a forward took.
+        """
+        seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
+        for row in timeline.rows:
+            for span in row:
+                seconds[span.op.kind, span.op.stage].append(span.seconds)
+        stages = range(1 + max((stage for _, stage in seconds), default=0))
+        costs = {kind: [median(seconds[kind, stage]) if (kind, stage) in seconds else None
+                        for stage in stages] for kind in 'FBIWRU'}
+        costs['R'] = [costs['F'][s] if costs['R'][s] is None else costs['R'][s] for s in stages]
+        return cls(**costs)
+
+    def of(self, what: str, stage: int) -> float:
+        """`what` (the name of a field) of a stage. Raises ValueError if it is not known."""
+        values = self.F if what == 'R' and self.R is None else getattr(self, what)
+        value = values[stage] if isinstance(values, Sequence) and stage < len(values) else values
+        if not isinstance(value, Real):
+            raise ValueError(f'no cost is known of {what} on stage {stage}: give Costs one')
+        return value
+
+
+def simulate(schedule: Schedule, costs: Costs = Costs()) -> Timeline:
+    """When every operation of a schedule would start and end, in seconds, and its live bytes.
+
+    An operation starts as soon as its device is free and its message is there. A device that sends
+    is not blocked: a message arrives `latency` after its bytes have left at `bandwidth`, and from
+    one device to another one message leaves after the other. Between stages of one device they
+    are free, and so is what the caller feeds. A schedule with send and recv shows them in its
+    timeline, and runs as it does without.
+
+    A device holds the weight versions that are still to be used, and the newest; a forward adds the
+    stash (of a micro-batch that is recomputed: the input, until R), a backward frees it. The graph
+    that an operation builds and drops inside itself is not counted.
+
+    Raises ScheduleError, a ValueError, if the devices wait for each other for ever, and ValueError
+    if a cost is missing.
+    """
+    with _no_garbage():
+        rows = tuple(tuple(map(Span, row, *times, *_contents(schedule, row, costs)))
+                     for row, times in zip(schedule.rows, _Run(schedule, costs).times()))
+    return Timeline(rows, tuple(f'device {device}' for device in range(len(rows))))
+
+
+def bubble_rate(timeline: Timeline) -> float:
+    """The idle share of the device that is occupied longest, from its first start to its last end.
+
+    So zero-bubble pipelines are rated (arXiv 2401.10241, section 4): where steps follow each other
+    without a flush, a device that starts later ends later. `Timeline.bubble` is the idle share of
+    all devices in one step, from the first start to the last end of any.
+    """
+    spans = [[span for span in row if span.op.kind not in WAITS] for row in timeline.rows]
+    longest, work = max((row[-1].end - row[0].start, sum(span.seconds for span in row))
+                        for row in spans if row)
+    return 1.0 - work / (longest or 1.0)
+
+
+def allowed_speed_up(micro_batches: int, stages: int) -> float:
+    """What the bubble leaves of n devices: m n / (m + n - 1) (arXiv 1811.06965, section 2.3).
+
+    It takes stages of equal cost for granted, messages for free, and does not know recompute.
+    """
+    return micro_batches * stages / (micro_batches + stages - 1)
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Millions of tuples that all stay: to search them for garbage took a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Run:
+    """All devices at once: each is a generator that yields the message it has to wait for."""
+
+    def __init__(self, schedule: Schedule, costs: Costs) -> None:
+        self._schedule = schedule
+        self._device_of = schedule.device_of
+        self._seconds: dict[str, dict[int, float]] = defaultdict(dict)
+        for kind, stage in {op[:2] for op in schedule}:
+            self._seconds[kind][stage] = 0.0 if kind in WAITS else costs.of(kind, stage)
+        self._latency = costs.latency
+        self._leaving = [costs.of('message', stage) / costs.bandwidth
+                         for stage in range(schedule.stages - 1)]
+        self._link_free: dict[tuple[int, int], float] = defaultdict(float)
+        self._arrived: dict[Letter, float] = {}
+        self._waiting: dict[Letter, int] = {}
+        self._ready = list(range(len(schedule.rows)))
+
+    def times(self) -> list[tuple[list[float], list[float]]]:
+        """The starts and the ends of every row."""
+        explicit = 'recv' in self._seconds
+        times = [([], []) for _ in self._schedule.rows]
+        devices = [self._device(row, *into, explicit=explicit)
+                   for row, into in zip(self._schedule.rows, times)]
+        while self._ready:
+            device = self._ready.pop()
+            letter = next(devices[device], None)
+            if letter is not None:
+                self._waiting[letter] = device
+        if self._waiting:
+            verify_no_deadlock(self._schedule)
+        return times
+
+    def _device(self, row: Sequence[Op], starts: list[float], ends: list[float], *,
+                explicit: bool) -> Iterator[Letter]:
+        now, last = 0.0, self._schedule.stages - 1
+        seconds, arrived, send = self._seconds, self._arrived, self._send
+        for kind, stage, i, message in row:
+            arrives = leaves = None
+            if explicit:
+                if kind == 'send' and 0 <= message.stage <= last:
+                    leaves = message.what, message.stage, i
+                elif kind == 'recv' and 0 <= message.source <= last:
+                    arrives = message.what, message.stage, i
+            elif kind == 'F':
+                arrives = (ACTIVATION, stage, i) if stage > 0 else None
+                leaves = (ACTIVATION, stage + 1, i) if stage < last else None
+            elif kind == 'B' or kind == 'I':
+                arrives = (GRADIENT, stage, i) if stage < last else None
+                leaves = (GRADIENT, stage - 1, i) if stage > 0 else None
+
+            start = now
+            if arrives is not None:
+                if arrives not in arrived:
+                    yield arrives
+                now = max(now, arrived.pop(arrives))
+                if kind != 'recv':   # that one is seen to wait
+                    start = now
+            now += seconds[kind][stage]
+            starts.append(start)
+            ends.append(now)
+            if leaves is not None:
+                send(stage, leaves, now)
+
+    def _send(self, source: int, letter: Letter, now: float) -> None:
+        stage = letter[1]
+        here, there = self._device_of[source], self._device_of[stage]
+        if here != there:
+            if seconds := self._leaving[min(source, stage)]:
+                now = self._link_free[here, there] = max(
+                    now, self._link_free[here, there]) + seconds
+            now += self._latency
+        self._arrived[letter] = now
+        if letter in self._waiting:
+            self._ready.append(self._waiting.pop(letter))
+
+
+def _contents(schedule: Schedule, row: Sequence[Op], costs: Costs) -> tuple[list, list]:
+    """The live bytes after every operation of a row, and its weight version.
+
+    What lives between two operations of a micro-batch is what the later one needs.
+    """
+    stages = {op.stage for op in row}
+    weights = {stage: costs.of('weights', stage) for stage in stages}
+    needs = {(kind, stage): costs.of(what, stage) for stage in stages for kind, what in NEEDS}
+    change = [0] * len(row)
+    coming: dict[tuple[int, int], float] = {}   # what the micro-batch's next operation needs
+    for position in range(len(row) - 1, -1, -1):
+        kind, stage, i, message = row[position]
+        if message is None and kind != 'U':
+            needed = needs.get((kind, stage), 0)
+            change[position] = coming.get((stage, i), 0) - needed
+            coming[stage, i] = needed
+    alive = dict.fromkeys(stages, 1)
+    for position, stage, count in versions_kept(schedule, row):
+        change[position] = (count - alive[stage]) * weights[stage]
+        alive[stage] = count
+    at_first = sum(weights.values()) + sum(coming.values())   # a backward half begins with stashes
+    return (list(accumulate(change, initial=at_first))[1:],
+            list(versions_of(schedule, row)))
