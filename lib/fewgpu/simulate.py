@@ -4,10 +4,8 @@ The result is a `Timeline`, the type that a real run gives, so the same picture 
 no torch.
 """
 
-import gc
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
@@ -16,6 +14,7 @@ from statistics import median
 
 from fewgpu.schedule import ACTIVATION, GRADIENT, Op, Schedule
 from fewgpu.schedule.counts import versions_kept, versions_of
+from fewgpu.schedule.garbage import no_garbage
 from fewgpu.schedule.waits import verify_no_deadlock
 from fewgpu.trace import WAITS, Span, Timeline
 
@@ -69,6 +68,7 @@ class Costs:
         return value
 
 
+@no_garbage()
 def simulate(schedule: Schedule, costs: Costs = Costs()) -> Timeline:
     """When every operation of a schedule would start and end, in seconds, and its live bytes.
 
@@ -85,9 +85,8 @@ def simulate(schedule: Schedule, costs: Costs = Costs()) -> Timeline:
     Raises ScheduleError, a ValueError, if the devices wait for each other for ever, and ValueError
     if a cost is missing.
     """
-    with _no_garbage():
-        rows = tuple(tuple(map(Span, row, *times, *_contents(schedule, row, costs)))
-                     for row, times in zip(schedule.rows, _Run(schedule, costs).times()))
+    rows = tuple(tuple(map(Span, row, *times, *_contents(schedule, row, costs)))
+                 for row, times in zip(schedule.rows, _Run(schedule, costs).times()))
     return Timeline(rows, tuple(f'device {device}' for device in range(len(rows))))
 
 
@@ -110,18 +109,6 @@ def allowed_speed_up(micro_batches: int, stages: int) -> float:
     It takes stages of equal cost for granted, messages for free, and does not know recompute.
     """
     return micro_batches * stages / (micro_batches + stages - 1)
-
-
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Millions of tuples that all stay: to search them for garbage took a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Run:

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
+from fewgpu.schedule.garbage import no_garbage
 from fewgpu.schedule.op import Op
 from fewgpu.schedule.schedule import Schedule, verify_sizes
 
 
+@no_garbage()
 def one_f_one_b(stages: int, micro_batches: int) -> Schedule:
     """Warm up with a few forwards, then one forward and one backward in turn, then drain.
 
