@@ -47,5 +47,40 @@ def pipeline(
         sys.exit(f'{error}')
 
 
+@app.command('data_parallel')
+def data_parallel(
+    rounds: Annotated[int, Option(min=1, help='Measured rounds, after one to warm up.')] = 9,
+    arch: Annotated[str, Option(help='resnet18, resnet50, resnet152 or vgg16.')] = 'resnet18',
+    batch: Annotated[int, Option(min=1, help='Samples a rank.')] = 16,
+    ranks: Annotated[int, Option(min=2, help='Processes: one core each.')] = 2,
+    steps: Annotated[int, Option(min=1, help='Steps of each contestant in a round.')] = 2,
+    malloc: Annotated[Switch, Option(help='Keep freed memory, in every process.')] = Switch.on,
+    seed: Annotated[int, Option(help='Of the weights.')] = 0,
+    results: Annotated[str, Option(help='Folder for the JSON file.')] = 'results',
+) -> None:
+    """DataParallel against torch's DDP, the naive version and no communication at all."""
+    os.environ['FEWGPU_MALLOC'] = '1' if malloc is Switch.on else '0'
+    from tests.bench.data_parallel import Options, run
+    from tests.bench.work import Failed
+    try:
+        run(Options(rounds, arch, batch, ranks, steps, seed, results))
+    except (ValueError, Failed) as error:
+        sys.exit(f'{error}')
+
+
+@app.command()
+def schedules(
+    rounds: Annotated[int, Option(min=1, help='Measured rounds, after one to warm up.')] = 7,
+    arch: Annotated[str, Option(help='resnet18, resnet50, resnet152 or vgg16.')] = 'resnet50',
+    batch: Annotated[int, Option(min=1, help='Samples in a mini-batch.')] = 32,
+    chunks: Annotated[int, Option(min=2, help='Micro-batches.')] = 8,
+    results: Annotated[str, Option(help='Folder for the JSON file.')] = 'results',
+) -> None:
+    """GPipe and 1F1B on two ranks against torch.distributed.pipelining; zero bubble against 1F1B."""
+    os.environ['FEWGPU_MALLOC'] = '1'
+    from tests.bench.schedules import run
+    run(rounds, arch, batch, chunks, results)
+
+
 if __name__ == '__main__':
     app(prog_name='python -m tests.bench')

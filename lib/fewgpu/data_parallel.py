@@ -1,0 +1,133 @@
+"""Data parallelism: every rank has the whole model and its own rows; gradients are averaged.
+
+    model = DataParallel(module)          # on every rank
+    loss_fn(model(inputs), targets).backward()
+    optimizer.step()                      # the same step on every rank
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
+
+from fewgpu.collectives import Group, all_gather, broadcast
+from fewgpu.reducer import Reducer
+
+
+class DataParallel(nn.Module):
+    """`DataParallel(module)` trains as `module` would on the rows of all ranks together.
+
+    After `loss.backward()`, with a loss that is the mean over the rank's own rows, every `.grad` is
+    the gradient of the mean over all ranks' rows: a rank with n of N rows counts n/N. The number of
+    rows is that of the first tensor among the inputs, or `model.rows` where that is set. Rows of
+    several backwards with `no_sync` add up (scale each loss by its share of the rank's rows).
+
+    - Parameters and buffers start as rank 0's. The keys of the state_dict are the plain module's.
+    - A parameter without gradient on this rank counts as zeros if another rank has one for it, and
+      gets the average; if none has, `.grad` stays None. A bitmap that rides along tells.
+    - The running statistics of batch norm are averaged with the gradients, weighted alike: all rows
+      count, and evaluation is the same on all ranks after every backward. (DDP copies rank 0's
+      before every forward instead, which waits for it.) Other buffers are left to each rank.
+    - `.grad` is a view of a bucket, which the next backward fills again: clone what you keep.
+
+    Args:
+        module: the same on all ranks.
+        group: the process group of the replicas, by default all ranks; all its ranks make the
+            DataParallel at the same time.
+        bucket_mb: size of a bucket, in 2^20 bytes.
+        time_limit: bounds every wait for another rank, in seconds.
+
+    Raises ValueError if the ranks' modules differ or nothing needs a gradient. `backward` raises
+    PeerError, which names the rank, if one died, ended earlier or is late.
+    """
+
+    def __init__(self, module: nn.Module, *, group: dist.ProcessGroup | None = None,
+                 bucket_mb: float = 25.0, time_limit: float = 60.0) -> None:
+        super().__init__()
+        self.rows: int | None = None   #: rows of the next forwards; None: look at the inputs
+        # The module's own tables, and not the module as a child, so that names stay what they are.
+        self.__dict__['module'] = module
+        for table in ('_parameters', '_buffers', '_modules', '_non_persistent_buffers_set'):
+            self.__dict__[table] = getattr(module, table)
+        self.training = module.training
+        whole = Group(group)   # only asked who its ranks are
+        self._group = Group(dist.new_group(dist.get_process_group_ranks(whole.process_group),
+                                           use_local_synchronization=group is not None), time_limit)
+        learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._start_alike(learned)
+        norms = [norm for norm in module.modules()
+                 if isinstance(norm, _BatchNorm) and norm.running_mean is not None]
+        self._reducer = Reducer(learned, norms, self._group, bucket_mb)
+        self._sync = True
+
+    def _start_alike(self, learned: list[nn.Parameter]) -> None:
+        if not learned:
+            raise ValueError('no parameter of the module requires a gradient: nothing to average')
+        state = self._state()
+        facts = [len(learned), len(state), sum(tensor.numel() for tensor in state)]
+        every = [torch.tensor(facts, device=learned[0].device) for _ in range(self._group.size)]
+        all_gather(every, self._group)
+        if any(theirs.tolist() != facts for theirs in every):
+            found = ', '.join(f'rank {r} {theirs.tolist()}' for r, theirs in enumerate(every))
+            raise ValueError(f'the ranks have different modules (learned parameters, tensors, '
+                             f'numbers): {found}')
+        self._take_state_of(0)
+
+    def _state(self) -> list[torch.Tensor]:
+        return [*self.module.parameters(), *self.module.buffers()]
+
+    def _take_state_of(self, rank: int) -> None:
+        for tensor in self._state():
+            broadcast(tensor.detach(), self._group, rank)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The module's output."""
+        recomputing = self._reducer.busy   # as torch's checkpoint round this model does
+        if recomputing and torch._C._current_graph_task_id() == -1:   # no backward goes on
+            raise RuntimeError('an earlier backward of this rank stopped halfway, and other ranks '
+                               'wait for the rest of it: start all ranks again')
+        outputs = self.module(*inputs, **named)
+        if torch.is_grad_enabled() and not recomputing:
+            rows = _rows_of((inputs, named)) if self.rows is None else self.rows
+            self._reducer.expect(rows, self._sync)
+            leaves = [leaf for leaf in pytree.tree_leaves(outputs)
+                      if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+            if leaves and self._sync:   # else (tensors hidden in an object) a parameter will begin
+                register_multi_grad_hook(leaves, lambda _: self._reducer.begin(), mode='any')
+        return outputs
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """What is forwarded in here only gathers in this rank's `.grad`; the next backward outside
+        averages all of it."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """In here ranks may do different numbers of backwards: one that is through follows the
+        others without rows, so those average among themselves. At the end all ranks have the
+        parameters and buffers of a rank that worked until the end."""
+        yield
+        self._reducer.follow()
+        self._take_state_of(self._reducer.last_running)
+
+    def train(self, mode: bool = True) -> 'DataParallel':
+        """As for the module."""
+        self.training = mode
+        self.module.train(mode)
+        return self
+
+
+def _rows_of(inputs: Any) -> int:
+    return next((len(leaf) for leaf in pytree.tree_leaves(inputs)
+                 if isinstance(leaf, torch.Tensor) and leaf.dim()), 1)

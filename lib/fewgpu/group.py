@@ -1,0 +1,133 @@
+"""Who takes part in a collective, and how tensors get from rank to rank: sends and receives only.
+
+All communication of `fewgpu.collectives` goes through `Group.exchange`, which posts the receives
+and the sends of one round together, so that nobody waits in a circle, and then waits for all of
+them, for a limited time.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+Parts = Sequence[tuple[torch.Tensor, int]]   # tensors, each with the rank at its other end
+
+
+class PeerError(RuntimeError):
+    """A rank that is waited for is gone, or late. `peer` is its rank (among all ranks)."""
+
+    def __init__(self, message: str, peer: int = -1) -> None:   # the default lets it be unpickled
+        super().__init__(message)
+        self.peer = peer
+
+
+class Group:
+    """The ranks of a process group of torch.distributed (all ranks by default).
+
+    `rank` and `size` are this rank's place and the number of ranks, `bytes_sent` counts what this
+    rank has sent. `time_limit` bounds every wait for a peer (seconds).
+
+    Collectives of several threads must not share a group: messages have an order, not names.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup | None = None,
+                 time_limit: float = 60.0) -> None:
+        if not dist.is_initialized():
+            raise RuntimeError('torch.distributed is not initialised: start the ranks with '
+                               'fewgpu.launch or torchrun, and call init_process_group')
+        self.process_group = process_group or dist.group.WORLD
+        self.rank = dist.get_rank(self.process_group)
+        self.size = dist.get_world_size(self.process_group)
+        self.time_limit = time_limit
+        self.bytes_sent = 0
+        self._host_only = dist.get_backend(self.process_group) == 'gloo'
+
+    def exchange(self, what: str, sends: Parts = (), receives: Parts = ()) -> None:
+        """Send tensors to peers and fill tensors with what peers send, all at the same time.
+
+        Both ends know the shape and dtype; a tensor without elements is not sent. `what` names the
+        collective in the PeerError that is raised if a peer is gone, or late.
+        """
+        sends = [(self._as_sent(tensor), peer) for tensor, peer in sends if tensor.numel()]
+        targets = [(tensor.detach(), peer) for tensor, peer in receives if tensor.numel()]
+        landings = [self._landing(tensor) for tensor, _ in targets]
+        self._complete(what, [(landing, peer) for landing, (_, peer) in zip(landings, targets)],
+                       sends)
+        self.bytes_sent += sum(tensor.nbytes for tensor, _ in sends)
+        for landing, (tensor, _) in zip(landings, targets):
+            if landing is not tensor:
+                tensor.copy_(landing)
+
+    def _complete(self, what: str, receives: Parts, sends: Parts) -> None:
+        start, peers = time.monotonic(), [peer for _, peer in (*receives, *sends)]
+        waiting_for = iter(peers)
+        peer = next(waiting_for, self.rank)
+        try:
+            for work in self._post(receives, sends):
+                work.wait(timedelta(seconds=max(0.001, start + self.time_limit - time.monotonic())))
+                peer = next(waiting_for, peer)
+        except RuntimeError as error:
+            late = time.monotonic() - start >= self.time_limit
+            raise self._explained(what, self._among_all(peer), late) from error
+
+    def _post(self, receives: Parts, sends: Parts) -> list[dist.Work]:
+        group = self.process_group
+        if self._host_only:
+            return [*(dist.irecv(tensor, group=group, group_src=peer) for tensor, peer in receives),
+                    *(dist.isend(tensor, group=group, group_dst=peer) for tensor, peer in sends)]
+        # NCCL must be told what belongs together, or two ranks would both receive first.
+        posts = [dist.P2POp(do, tensor, group=group, group_peer=peer)
+                 for do, parts in ((dist.irecv, receives), (dist.isend, sends))
+                 for tensor, peer in parts]
+        return dist.batch_isend_irecv(posts) if posts else []
+
+    def _explained(self, what: str, peer: int, late: bool) -> PeerError:
+        """The error to raise. The ranks that wait for this one learn at once that there is nothing
+        to wait for, and all name the rank that is really missing."""
+        missing = self._follow(peer, late)
+        self._hang_up()
+        reason = (f'did not take part within {self.time_limit:g} s' if late else
+                  'closed the connection: its process died or ended')
+        if missing != peer:
+            reason = f'waited in vain, in the end for rank {missing}, which died, ended or is late'
+        me = self._among_all(self.rank)
+        return PeerError(f'rank {me}, {what}: rank {peer} {reason}', missing)
+
+    def _follow(self, peer: int, late: bool) -> int:
+        """The end of the chain of who waits for whom, which ranks write down in the store."""
+        me, key = self._among_all(self.rank), f'fewgpu/{self.process_group.group_name}/misses/'
+        with suppress(RuntimeError):   # the store may have gone with its rank
+            store = dist.distributed_c10d._get_default_store()
+            store.set(f'{key}{me}', str(peer))
+            if late:   # the time limits of the others pass at about the same time
+                time.sleep(0.5)
+            seen = {me}
+            while peer not in seen and store.check([f'{key}{peer}']):
+                seen.add(peer)
+                peer = int(store.get(f'{key}{peer}'))
+        return peer
+
+    def _hang_up(self) -> None:
+        """gloo closes all connections of a group when a wait has timed out."""
+        for peer in range(self.size):
+            if peer != self.rank:
+                with suppress(RuntimeError, ValueError):
+                    dist.irecv(torch.empty(1), group=self.process_group, group_src=peer).wait(
+                        timedelta(milliseconds=1))
+
+    def _among_all(self, rank: int) -> int:
+        return dist.get_global_rank(self.process_group, rank)
+
+    def _as_sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.detach().contiguous()
+        return tensor.cpu() if self._host_only else tensor
+
+    def _landing(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself if it can receive, else one that is copied to it afterwards."""
+        if self._host_only and tensor.device.type != 'cpu':
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+        return tensor if tensor.is_contiguous() else torch.empty_like(
+            tensor, memory_format=torch.contiguous_format)

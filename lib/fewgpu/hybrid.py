@@ -1,0 +1,77 @@
+"""Hybrid parallelism: pipelines side by side, each with its own rows; a grid of ranks.
+
+                   stage 0      stage 1
+    replica 0       rank 0 ────► rank 1      ────►  activations, ◄──── gradients: a step
+                      ║            ║
+    replica 1       rank 2 ────► rank 3        ║    the sum over replicas: once a step, by stage
+
+A stage adds up its gradients over the replicas in its update, right after its last backward, so the
+last stages do it while the first ones still have backwards to run: the reduction of a stage overlaps
+the cool-down of the pipeline. (HyPar-Flow, arXiv 1911.05146, has one all-reduce a partition, too.)
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fewgpu.buckets import average_gradients
+from fewgpu.collectives import all_reduce, broadcast
+from fewgpu.group import Group
+from fewgpu.pipeline import Pipeline
+from fewgpu.transport.ranks import Ranks
+
+
+class Replicas:
+    """The ranks that hold the same stages of different pipelines."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def start_alike(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Everybody takes those of replica 0."""
+        for tensor in tensors:
+            broadcast(tensor.detach(), self._group)
+
+    def weight(self, rows: int) -> float:
+        """The share of this replica's rows in those of all."""
+        total = torch.tensor([rows])
+        all_reduce(total, self._group)
+        return rows / max(1, int(total))
+
+    def average(self, parameters: Iterator[nn.Parameter], rows: int) -> None:
+        """Gradients of the mean over all rows, from gradients of the mean over each replica's."""
+        average_gradients(parameters, self._group, self.weight(rows))
+
+    def mean(self, loss: torch.Tensor, rows: int) -> torch.Tensor:
+        """The loss of all rows, from that of each replica's."""
+        whole = loss * self.weight(rows)
+        all_reduce(whole, self._group)
+        return whole
+
+
+def hybrid(module: nn.Sequential, balance: Iterable[int], *, replicas: int,
+           time_limit: float = 60.0, **options: Any) -> Pipeline:
+    """A Pipeline whose `step(x, y)` trains on the mini-batches of all replicas together.
+
+    Every rank calls it, with the same model; `replicas` pipelines share the ranks of
+    torch.distributed, neighbours in one pipeline. The ranks of a pipeline are given the same
+    mini-batch, other pipelines theirs, of any size: all rows count alike. All weights start as
+    replica 0's; running statistics of batch norm stay each replica's own. `options` are those of
+    Pipeline.
+
+    Raises ValueError if the ranks cannot be shared out evenly; PeerError in a step, if a replica
+    is gone or late.
+    """
+    world_size = dist.get_world_size()
+    if replicas < 1 or world_size % replicas:
+        raise ValueError(f'{world_size} ranks cannot be shared out to {replicas} pipelines evenly: '
+                         f'start a multiple of {max(replicas, 1)} ranks')
+    size = world_size // replicas
+    replica, row = divmod(dist.get_rank(), size)
+    ranks = Ranks(range(replica * size, (replica + 1) * size), time_limit=time_limit)
+    groups = [dist.new_group(range(other, world_size, size)) for other in range(size)]
+    return Pipeline(module, balance, ranks=ranks, time_limit=time_limit,
+                    replicas=Replicas(Group(groups[row], time_limit)), **options)
