@@ -8,10 +8,10 @@ from torch import nn
 
 from fewgpu.context import Context
 from fewgpu.device import get_devices
-from fewgpu.run import Interpreter
+from fewgpu.run import run
 from fewgpu.schedule import Op, Schedule, activation, gradient, with_messages, with_updates
 from fewgpu.stage import Stage
-from fewgpu.transport import Mailbox, call_devices
+from fewgpu.transport import Mailbox
 from fewgpu.transport.ranks import Ranks
 
 
@@ -76,8 +76,9 @@ def run_rows(held: Sequence[int], mailbox: Mailbox, schedule: Schedule, layers: 
         feed |= {gradient(last, i): [torch.ones_like(x), None, None, None]
                  for i, x in enumerate(inputs)}
         collect = [activation(last + 1, i) for i in range(schedule.micro_batches)]
-    jobs = [Interpreter(schedule, row, stages, mailbox, plan=schedule, spans=[]).run for row in held]
-    return call_devices(mailbox, list(devices.values()), jobs, feed, collect)
+    values, _ = run(schedule, held, [*devices.values()], stages, feed, collect, whole=schedule,
+                    mailbox=mailbox)
+    return values
 
 
 def attempt(ranks: Ranks, schedule: Schedule, layers: Sequence[nn.Module],

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fewgpu.schedule import SCHEDULES
-from fewgpu.schedule.checks import stashes
+from fewgpu.schedule import SCHEDULES, stashes
 from fewgpu.simulate import Costs, bubble_rate, simulate
 from fewgpu.workshop import __main__
 from fewgpu.workshop.blocks import WIDEST, blocks

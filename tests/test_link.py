@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from fewgpu import Device, Pipeline, get_devices
-from fewgpu.link import Link, size
+from fewgpu.link import Link, bytes_in
 
 TIMES = st.floats(0.0, 10.0)
 MESSAGES = st.lists(st.tuples(st.integers(0, 100), TIMES, st.integers(0, 2)), max_size=12)
@@ -41,7 +41,7 @@ def test_a_pace_that_cannot_be_is_refused(pace: float) -> None:
 
 def test_bytes_are_counted_in_any_nesting() -> None:
     value = {'a': torch.zeros(3), 'b': [torch.zeros(2, 2, dtype=torch.float64), None, 5]}
-    assert size(value) == 3 * 4 + 4 * 8
+    assert bytes_in(value) == 3 * 4 + 4 * 8
 
 
 def test_a_paced_operation_takes_its_time_divided_by_the_pace_and_no_core() -> None:

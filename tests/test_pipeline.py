@@ -1,6 +1,7 @@
 """Pipeline.step trains as the plain model does, whatever the schedule."""
 
 import copy
+import threading
 from dataclasses import replace
 from functools import partial
 
@@ -10,8 +11,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from fewgpu import Pipeline
-from fewgpu.schedule import CHECKPOINTS, SCHEDULES, Schedule, gpipe
-from fewgpu.schedule.checks import ScheduleError
+from fewgpu.schedule import CHECKPOINTS, SCHEDULES, Schedule, ScheduleError, gpipe, with_messages
 from tests import delayed
 from tests.networks import evenly
 
@@ -20,7 +20,7 @@ mse = nn.functional.mse_loss
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
-def layers(count: int, dropout: float = 0.0) -> nn.Sequential:
+def layers(count: int) -> nn.Sequential:
     """As many layers, with weights or without, of width 3; float64."""
     kinds = (lambda: nn.Linear(3, 3), nn.Tanh, lambda: nn.LayerNorm(3))
     return nn.Sequential(*(kinds[k % 3]() for k in range(count))).double()
@@ -163,8 +163,100 @@ def test_losses_of_unequal_micro_batches_are_weighted_by_their_rows() -> None:
     [(x, y)] = batches(1, 5)
     pipeline = Pipeline(model, [1, 1], devices=['cpu'] * 2, chunks=4, loss_fn=mse)
     torch.testing.assert_close(pipeline.step(x, y), mse(model(x), y).detach())
-    summing = Pipeline(model, [1, 1], devices=['cpu'] * 2, chunks=4, loss_fn=nn.MSELoss(reduction='sum'))
-    torch.testing.assert_close(summing.step(x, y), mse(model(x), y, reduction='sum').detach())
+
+
+@pytest.mark.parametrize('loss_fn', [nn.MSELoss(reduction='sum'), partial(mse, reduction='sum')])
+def test_a_loss_that_is_a_sum_is_added_up(loss_fn) -> None:
+    model = layers(2)
+    [(x, y)] = batches(1, 5)
+    pipeline = Pipeline(model, [1, 1], devices=['cpu'] * 2, chunks=4, loss_fn=loss_fn)
+    loss = pipeline.step(x, y)
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, mse(model(x), y, reduction='sum').detach())
+
+
+@pytest.mark.parametrize('loss_fn, error', [
+    (nn.CrossEntropyLoss(weight=torch.ones(3)), ValueError),
+    (partial(nn.functional.cross_entropy, weight=torch.ones(3)), ValueError),
+    (nn.Sequential(nn.Linear(3, 3)), TypeError)])
+def test_a_loss_that_does_not_add_up_over_micro_batches_is_refused(loss_fn, error: type) -> None:
+    with pytest.raises(error, match="reduction='sum'|put them into the last layer"):
+        Pipeline(layers(2), [1, 1], devices=['cpu'] * 2, chunks=2, loss_fn=loss_fn)
+
+
+@pytest.mark.parametrize('loss_fn, ignored', [
+    (nn.functional.cross_entropy, -100), (nn.CrossEntropyLoss(), -100),
+    (nn.CrossEntropyLoss(ignore_index=2), 2),
+    (partial(nn.functional.cross_entropy, ignore_index=1), 1)])
+def test_targets_that_the_mean_leaves_out_are_refused(loss_fn, ignored: int) -> None:
+    pipeline = Pipeline(layers(2).float(), [1, 1], devices=['cpu'] * 2, chunks=2, loss_fn=loss_fn)
+    pipeline.step(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(ValueError, match='left out of the mean'):
+        pipeline.step(torch.zeros(4, 3), torch.tensor([0, 0, 0, ignored]))
+
+
+@pytest.mark.parametrize('schedule', ['pipedream', '2bw'])
+def test_updates_within_a_step_need_an_optimizer(schedule: str) -> None:
+    with pytest.raises(ValueError, match='pass optimizer='):
+        Pipeline(layers(2), [1, 1], devices=['cpu'] * 2, chunks=2, loss_fn=mse, schedule=schedule)
+
+
+@given(cuts(FLUSHING))
+def test_hooks_on_parameters_run_once_a_step(cut: dict) -> None:
+    model, seen = layers(sum(cut['balance'])), []
+    plain = copy.deepcopy(model)
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient * 2)
+        parameter.register_post_accumulate_grad_hook(lambda parameter: seen.append(id(parameter)))
+    [(x, y)] = batches(1, cut['chunks'])
+    Pipeline(model, **cut, loss_fn=mse).step(x, y)
+    mse(plain(x), y).backward()
+    assert sorted(seen) == sorted(map(id, model.parameters()))
+    torch.testing.assert_close([p.grad for p in model.parameters()],
+                               [p.grad * 2 for p in plain.parameters()])
+
+
+class Failing(nn.Module):
+    """Raises in the backward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        y.register_hook(self.fail)
+        return y
+
+    def fail(self, gradient: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+
+def test_a_step_that_ends_half_way_says_which_weights_it_has_changed() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), Failing(), nn.Linear(3, 3)).double()
+    pipeline = Pipeline(model, [2, 1], devices=['cpu'] * 2, chunks=2, loss_fn=mse, optimizer=sgd,
+                        schedule='pipedream')
+    with pytest.raises(ZeroDivisionError) as caught:
+        pipeline.step(*batches(1, 4)[0])
+    first, *others = caught.value.__notes__
+    assert 'in stage 0' in first and 'backward of micro-batch 0' in first
+    assert any('weights of stages 1 have been updated' in note for note in others)
+
+
+def test_evaluations_and_steps_of_other_threads_take_turns() -> None:
+    class Modes(nn.Module):
+        seen: set[tuple[bool, bool]] = set()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.add((self.training, torch.is_grad_enabled()))
+            return x
+
+    model = nn.Sequential(Modes(), nn.Linear(3, 3)).double()
+    pipeline = Pipeline(model, [1, 1], devices=['cpu'] * 2, chunks=3, loss_fn=mse)
+    [(x, y)] = batches(1, 6)
+    threads = [threading.Thread(target=lambda step=step: [step(x, y) for _ in range(30)])
+               for step in (pipeline.step, pipeline.eval_step)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Modes.seen == {(True, True), (False, False)}
 
 
 def test_nested_inputs_and_targets_reach_their_stages() -> None:
@@ -198,6 +290,9 @@ def test_a_wrong_hand_written_schedule_is_explained_before_anything_runs() -> No
     with pytest.raises(ScheduleError, match='a backward needs its own forward') as caught:
         Pipeline(layers(3), [1, 2], devices=['cpu'] * 2, chunks=2, loss_fn=mse, schedule=wrong)
     assert '[' in str(caught.value).partition('device 0')[2]   # the cell is marked in the grid
+    with pytest.raises(ValueError, match='has sends and receives already'):
+        Pipeline(layers(3), [1, 2], devices=['cpu'] * 2, chunks=2, loss_fn=mse,
+                 schedule=lambda stages, micro_batches: with_messages(gpipe(stages, micro_batches)))
     with pytest.raises(ValueError, match='for 3 stages and 2 micro-batches, not for 2 and 2'):
         Pipeline(layers(3), [1, 2], devices=['cpu'] * 2, chunks=2, loss_fn=mse,
                  schedule=lambda stages, micro_batches: gpipe(stages + 1, micro_batches))

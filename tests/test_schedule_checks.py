@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, event, given, settings, strategies as st
 
-from fewgpu.schedule import Message, Op, Schedule, activation, gpipe, one_f_one_b, with_messages
-from fewgpu.schedule.checks import SENDS, ScheduleError, check, grid, verify_no_deadlock
+from fewgpu.schedule import (Message, Op, Schedule, ScheduleError, activation, check, gpipe, grid,
+                             one_f_one_b, with_messages)
+from fewgpu.schedule.waits import SENDS, verify_no_deadlock
 from tests.schedules import dressed, is_right, schedules
 
 SMALL = dressed(schedules(most=3), messages=False)

@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from fewgpu.schedule import (SCHEDULES, Op, Schedule, gpipe, interleaved, one_f_one_b, pipedream,
-                             two_bw, with_messages, with_updates, zero_bubble)
-from fewgpu.schedule.checks import (check, grid, staleness, stashes, verify_no_deadlock, versions,
-                                    versions_alive)
+from fewgpu.schedule import (SCHEDULES, Op, Schedule, check, gpipe, grid, interleaved, one_f_one_b,
+                             pipedream, staleness, stashes, two_bw, versions, versions_alive,
+                             with_messages, with_updates, zero_bubble)
+from fewgpu.schedule.waits import verify_no_deadlock
 from tests.schedules import FLUSHING, dressed, is_right, schedules
 
 SIZES = st.integers(1, 8), st.integers(1, 20)   # stages, micro-batches

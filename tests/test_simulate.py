@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from fewgpu.schedule import (SCHEDULES, Op, Schedule, gpipe, interleaved, one_f_one_b, pipedream,
+from fewgpu.schedule import (SCHEDULES, Op, Schedule, ScheduleError, gpipe, grid, stashes,
+                             interleaved, one_f_one_b, pipedream,
                              two_bw, with_messages, with_recompute, with_updates, zero_bubble)
-from fewgpu.schedule.checks import ScheduleError, grid, stashes
 from fewgpu.simulate import Costs, allowed_speed_up, bubble_rate, simulate
 from fewgpu.trace import Span, Timeline
 from tests.schedules import dressed, needs, schedules, used_by

@@ -103,3 +103,43 @@ def test_odd_paths(layers: list) -> None:
     model, x = nn.Sequential(*layers).double(), torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
     for found, expected in zip(gradients(model, x, split=True)[:2], gradients(model, x, split=False)):
         torch.testing.assert_close(found, expected)
+
+
+class Keeps(torch.autograd.Function):
+    """Has an attribute that the leaves of torch's graphs have, too."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        ctx.variable = x.detach()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+def test_a_function_of_the_learner_is_no_leaf() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ Keeps.apply(self.weight)
+
+    model, x = Scaled(3, 3).double(), torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
+    for found, expected in zip(gradients(model, x, split=True)[:2], gradients(model, x, split=False)):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_hook_that_changes_a_gradient_within_a_layer_is_refused() -> None:
+    class Hooked(nn.Linear):
+        def __init__(self, factor: float | None) -> None:
+            super().__init__(3, 3)
+            self.factor = factor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            y.register_hook(lambda gradient: self.factor and gradient * self.factor)
+            return y
+
+    x = torch.rand(2, 3, requires_grad=True)
+    gradients(Hooked(None), x, split=True)   # one that only looks
+    with pytest.raises(RuntimeError, match='use another schedule'):
+        gradients(Hooked(2.0), x, split=True)

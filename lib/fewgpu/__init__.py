@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fewgpu.data_parallel import DataParallel
     from fewgpu.device import Device, get_devices
     from fewgpu.gpipe import GPipe
     from fewgpu.launch import launch
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
     from fewgpu.pipeline import Pipeline
     from fewgpu.recompute import is_checkpointing, is_recomputing
 
-__all__ = ['Device', 'GPipe', 'ModelParallel', 'Pipeline', 'get_devices', 'is_checkpointing',
+__all__ = ['DataParallel', 'Device', 'GPipe', 'ModelParallel', 'Pipeline', 'get_devices', 'is_checkpointing',
            'is_recomputing', 'launch']
 
 _HOME = {
+    'DataParallel': 'fewgpu.data_parallel',
     'Device': 'fewgpu.device',
     'GPipe': 'fewgpu.gpipe',
     'ModelParallel': 'fewgpu.model_parallel',

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fewgpu.context import Context
 from fewgpu.microbatch import gather, has_rows
-from fewgpu.run import Stamps, run_on_threads
+from fewgpu.run import SpanFields, run
 from fewgpu.schedule import Message, Schedule, activation, gradient, with_messages
 from fewgpu.stage import Stage
 
@@ -39,14 +39,14 @@ class Step:
         self._count = schedule.micro_batches
         self._last = schedule.stages - 1
         self._halves = tuple(map(with_messages, schedule.halves()))
-        self._plan = schedule if torch.is_grad_enabled() else schedule.halves()[0]
+        self._whole = schedule if torch.is_grad_enabled() else schedule.halves()[0]
         self._devices = [stage.device for stage in stages]
         self._context = Context.capture(self._devices)
         self._stages = {}
         for stage in stages:
             with _noted(f'in stage {stage.index} on {stage.device.name}, before the step'):
                 self._stages[stage.index] = stage.begin(self._context, self._count)
-        self.spans: list[Stamps] = [[] for _ in stages]   #: (operation, start, end), a row a device
+        self.spans: list[list[SpanFields]] = [[] for _ in stages]   #: (operation, start, end), a row a device
         self._gradients: list[Gradients] = []    # of the outputs, a list a micro-batch
         self._outputs: list[torch.Tensor] = []   # on their way into the caller's graph
         self._freed = False
@@ -147,8 +147,8 @@ class Step:
 
     def _run(self, half: int, feed: dict[Message, Any], collect: list[Message],
              **options: Any) -> list[Any]:
-        values, spans = run_on_threads(self._halves[half], self._devices, self._stages, feed,
-                                       collect, plan=self._plan, **options)
+        values, spans = run(self._halves[half], range(len(self._devices)), self._devices,
+                            self._stages, feed, collect, whole=self._whole, **options)
         for row, new in zip(self.spans, spans):
             row += new
         return values

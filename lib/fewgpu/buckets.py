@@ -73,17 +73,27 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: Group,
     A parameter that has no gradient on this rank counts as zeros, if it has one on another; where
     no rank has one it stays None. All ranks pass the same parameters in the same order.
     """
-    parameters = list(parameters)
-    if not parameters:
-        return
-    used = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8,
-                        device=parameters[0].device)
+    averaged = average_present({parameter: parameter.grad for parameter in parameters}, group, weight,
+                               bucket_mb=bucket_mb)
+    for parameter, gradient in averaged.items():
+        parameter.grad = gradient
+
+
+@torch.no_grad()
+def average_present(gradients: dict[nn.Parameter, torch.Tensor | None], group: Group,
+                    weight: float | None = None, *, bucket_mb: float = 25.0
+                    ) -> dict[nn.Parameter, torch.Tensor | None]:
+    """The same of gradients that are not in `.grad` yet."""
+    if not gradients:
+        return {}
+    used = torch.tensor([gradient is not None for gradient in gradients.values()],
+                        dtype=torch.uint8, device=next(iter(gradients)).device)
     all_reduce(used, group, 'max')
-    chosen = [parameter for parameter, is_used in zip(parameters, used.tolist()) if is_used]
-    for parameter in chosen:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    average([parameter.grad for parameter in chosen], group, weight, bucket_mb=bucket_mb)
+    averaged = {parameter: torch.zeros_like(parameter) if is_used and gradient is None else gradient
+                for (parameter, gradient), is_used in zip(gradients.items(), used.tolist())}
+    average([gradient for gradient in averaged.values() if gradient is not None], group, weight,
+            bucket_mb=bucket_mb)
+    return averaged
 
 
 @torch.no_grad()

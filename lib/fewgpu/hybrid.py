@@ -10,18 +10,19 @@ last stages do it while the first ones still have backwards to run: the reductio
 the cool-down of the pipeline. (HyPar-Flow, arXiv 1911.05146, has one all-reduce a partition, too.)
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from fewgpu.buckets import average_gradients
+from fewgpu.buckets import average_present
 from fewgpu.collectives import all_reduce, broadcast
 from fewgpu.group import Group
 from fewgpu.pipeline import Pipeline
 from fewgpu.transport.ranks import Ranks
+from fewgpu.weights import Gradients
 
 
 class Replicas:
@@ -29,25 +30,26 @@ class Replicas:
 
     def __init__(self, group: Group) -> None:
         self._group = group
+        self._weight = 1.0
 
     def start_alike(self, tensors: Iterable[torch.Tensor]) -> None:
         """Everybody takes those of replica 0."""
         for tensor in tensors:
             broadcast(tensor.detach(), self._group)
 
-    def weight(self, rows: int) -> float:
-        """The share of this replica's rows in those of all."""
-        total = torch.tensor([rows])
+    def begin(self, rows: int, device: torch.device, *, is_mean: bool) -> None:
+        """A step of which this replica has so many rows. Losses are means over rows, or sums."""
+        total = torch.tensor([rows], device=device)
         all_reduce(total, self._group)
-        return rows / max(1, int(total))
+        self._weight = rows / max(1, int(total)) if is_mean else 1.0
 
-    def average(self, parameters: Iterator[nn.Parameter], rows: int) -> None:
-        """Gradients of the mean over all rows, from gradients of the mean over each replica's."""
-        average_gradients(parameters, self._group, self.weight(rows))
+    def average(self, gradients: Gradients) -> Gradients:
+        """Those of the loss of all rows, from those of each replica's rows."""
+        return average_present(gradients, self._group, self._weight)
 
-    def mean(self, loss: torch.Tensor, rows: int) -> torch.Tensor:
-        """The loss of all rows, from that of each replica's."""
-        whole = loss * self.weight(rows)
+    def loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """That of all rows, from that of each replica's rows."""
+        whole = loss * self._weight
         all_reduce(whole, self._group)
         return whole
 
@@ -62,7 +64,8 @@ def hybrid(module: nn.Sequential, balance: Iterable[int], *, replicas: int,
     replica 0's; running statistics of batch norm stay each replica's own. `options` are those of
     Pipeline.
 
-    Raises ValueError if the ranks cannot be shared out evenly; PeerError in a step, if a replica
+    Raises ValueError if the ranks cannot be shared out evenly, or if the schedule updates the weights
+    within a step; PeerError in a step, if a replica
     is gone or late.
     """
     world_size = dist.get_world_size()

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -204,3 +205,13 @@ class _Process:
         with self._process.stdout as stdout:
             for line in stdout:
                 lines.put(f'[rank {self.rank}] {line.rstrip()}\n')
+
+
+class _Module(types.ModuleType):
+    """`fewgpu.launch` is the function, but this module once anybody has imported something from it:
+    either can be called."""
+
+    __call__ = staticmethod(launch)
+
+
+sys.modules[__name__].__class__ = _Module

@@ -13,9 +13,9 @@ Under torchrun or `fewgpu.launch` every rank runs this same script, makes the sa
 `step` with the same mini-batch; it keeps and trains its own stages only.
 """
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,16 +23,16 @@ from torch import nn
 
 from fewgpu.context import Context
 from fewgpu.device import Device
-from fewgpu.loss import LossFn, WithLoss, shares, total
+from fewgpu.loss import LossFn, WithLoss, is_mean, shares, total, verify_all_rows_count
 from fewgpu.microbatch import gather, rows_of, scatter, sizes
 from fewgpu.partition import place, split, turn_of, verify_balance, verify_module
-from fewgpu.run import Interpreter, Stamps
+from fewgpu.run import SpanFields, run
 from fewgpu.schedule import (Message, Schedule, activation, gradient, target, with_messages,
                              with_recompute, with_updates)
 from fewgpu.schedule.named import schedule_maker
-from fewgpu.stage import Stage
+from fewgpu.stage import Stage, StageStep
 from fewgpu.trace import Timeline
-from fewgpu.transport import Mailbox, call_devices
+from fewgpu.transport import Mailbox
 
 if TYPE_CHECKING:
     from fewgpu.hybrid import Replicas
@@ -47,11 +47,12 @@ class Pipeline:
         balance: layers per stage; see `fewgpu.balance`.
         schedule: a name in `fewgpu.schedule.SCHEDULES`, or a function that makes a Schedule from
             (stages, micro-batches). With 'interleaved' there are more stages than devices.
-        chunks: micro-batches per mini-batch (fewer if there are fewer rows).
+        chunks: micro-batches per mini-batch (fewer if there are fewer rows, which 'interleaved' and
+            '2bw' refuse unless the schedule fits).
         devices: one a row of the schedule; by default the GPUs, or virtual CPU devices where there
             is none. On ranks: this rank's one device.
-        loss_fn: from (output, target) of a micro-batch to its loss. A mean over the rows, unless it
-            says reduction = 'sum'.
+        loss_fn: from (output, target) of a micro-batch to its loss: a mean over the rows, or a sum if
+            it says reduction='sum' (an attribute, or bound by functools.partial).
         optimizer: makes an optimizer from a stage's parameters. Without, `step` adds gradients to
             the parameters' `.grad`, as a backward does, and what follows is the caller's.
         checkpoint: which micro-batches are recomputed: see `fewgpu.schedule.with_recompute`.
@@ -63,7 +64,9 @@ class Pipeline:
     Results equal those of the plain model, trained micro-batch by micro-batch (under 'pipedream'
     and '2bw': by their rule of delayed weights, from an empty pipeline in every step).
 
-    Raises as GPipe does; ValueError for a schedule that does not fit the devices.
+    A `step` that raises may have updated some stages and not others; the error says which. Raises
+    TypeError for a module, optimizer or loss that cannot be cut into stages, ValueError for a
+    balance, schedule or loss that does not fit, IndexError if there are too few devices.
     """
 
     def __init__(self, module: nn.Sequential, balance: Iterable[int], *,
@@ -88,6 +91,11 @@ class Pipeline:
         count = ranks.size if ranks else None if devices is None else len(devices)
         self._make = schedule_maker(schedule, len(self.balance), count)
         layout = with_recompute(self._make(chunks), checkpoint)
+        is_mean(loss_fn)   # or raise
+        if layout.update_every and (replicas or optimizer is None):
+            raise ValueError(f'{layout.name} updates the weights within a step: '
+                             + ('replicas need a schedule that flushes, as 1f1b' if replicas else
+                                'pass optimizer=...'))
         if ranks and len(layout.rows) != ranks.size:
             raise ValueError(f'the schedule {layout.name} of {layout.stages} stages needs '
                              f'{len(layout.rows)} ranks, a row a rank, and there are {ranks.size}')
@@ -103,7 +111,7 @@ class Pipeline:
         self._turn = turn_of(module)
         if replicas:
             replicas.start_alike([*self.module.parameters(), *self.module.buffers()])
-        self._spans: list[Stamps] = [[] for _ in layout.rows]
+        self._spans: list[list[SpanFields]] = [[] for _ in layout.rows]
 
     def _hold(self, module: nn.Sequential, layout: Schedule, devices: Sequence[Any] | None) -> None:
         """Cut the module, and keep the stages of this process on its devices."""
@@ -129,30 +137,29 @@ class Pipeline:
         `y` the targets. On ranks only the one with the first stage needs x, and the one with the
         last stage y; the others may pass None.
         """
-        rows, seed = self._agree(x)
-        with torch.enable_grad():
+        with self._together(), torch.enable_grad():
+            rows, seed = self._agree(x)
             losses = self._execute('training', x, y, rows, seed)
-        every = self._make(len(rows)).update_every
-        return self._tell_all(losses and total(losses, rows, every, self.loss_fn), sum(rows))
+            every = self._plan('training', len(rows), True)[0].update_every
+            return self._tell_all(losses and total(losses, rows, every, self.loss_fn))
 
     def eval_step(self, x: Any, y: Any = None) -> Any:
         """The loss of a mini-batch in evaluation mode (on ranks: give y to all or none of them).
 
         Without y the outputs (on ranks: where the last stage is, None elsewhere).
         """
-        rows, seed = self._agree(x)
-        modes = {part: part.training for part in self.module.modules()}
-        self.module.eval()
-        try:
-            with torch.no_grad():
+        with self._together(), torch.no_grad():
+            modes = {part: part.training for part in self.module.modules()}
+            self.module.eval()
+            try:
+                rows, seed = self._agree(x)
                 values = self._execute('evaluation', x, y, rows, seed)
-                if y is not None:
-                    return self._tell_all(values and total(values, rows, None, self.loss_fn),
-                                          sum(rows))
-                return gather(values) if values else None
-        finally:
-            for part, mode in modes.items():
-                part.training = mode
+            finally:
+                for part, mode in modes.items():
+                    part.training = mode
+            if y is not None:
+                return self._tell_all(values and total(values, rows, None, self.loss_fn))
+            return gather(values) if values else None
 
     @property
     def trace(self) -> Timeline:
@@ -181,6 +188,17 @@ class Pipeline:
         if self.ranks:
             self.ranks.close()
 
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """Inside, the layers are this call's, and an error is told to the other ranks."""
+        with self._turn:
+            try:
+                yield
+            except BaseException as error:
+                if self.ranks:
+                    self.ranks.abort(error)
+                raise
+
     def _agree(self, x: Any) -> tuple[list[int], int]:
         """The rows of every micro-batch, and the seed of the step."""
         rows = None if x is None else rows_of(x)
@@ -192,64 +210,82 @@ class Pipeline:
         if rows not in (None, told):
             raise ValueError(f'this rank was given {rows} rows, the rank of the first stage {told}: '
                              f'every rank takes the same mini-batch')
+        if self.replicas:
+            self.replicas.begin(told, self.devices[0].torch, is_mean=is_mean(self.loss_fn))
         return sizes(told, self.chunks), seed
 
     def _execute(self, purpose: str, x: Any, y: Any, rows: list[int], seed: int) -> list[Any]:
         """Run the schedule; what the last stage returned, a value a micro-batch, if it is here."""
-        plan, schedule = self._plan(purpose, len(rows), y is not None or purpose == 'training')
+        whole, schedule = self._plan(purpose, len(rows), y is not None or purpose == 'training')
         feed: dict[Message, Any] = {}
         if 0 in self._partitions:
             feed |= {activation(0, i): part for i, part in enumerate(scatter(x, len(rows)))}
         collect = []
         if self._last in self._partitions:
-            feed |= self._targets(y, rows, plan)
+            feed |= self._targets(y, rows, whole)
             collect = [activation(self._last + 1, i) for i in range(len(rows))]
-        with self._turn:
-            context = Context.capture(self.devices, seed)
-            stages = {s: self._stage(s, schedule, sum(rows)).begin(context, len(rows))
-                      for s in self._partitions}
-            mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(
-                schedule, time_limit=self.time_limit)
-            self._spans = [[] for _ in schedule.rows]
-            jobs = [Interpreter(schedule, row, stages, mailbox, plan=plan,
-                                spans=self._spans[row]).run for row in self._rows]
-            return call_devices(mailbox, self.devices, jobs, feed, collect)
+        context = Context.capture(self.devices, seed)
+        stages = {s: self._stage(s, schedule).begin(context, len(rows)) for s in self._partitions}
+        mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(
+            schedule, time_limit=self.time_limit)
+        with _telling_who_updated(stages):
+            values, self._spans = run(schedule, self._rows, self.devices, stages, feed, collect,
+                                      whole=whole, mailbox=mailbox)
+        return values
 
     def _plan(self, purpose: str, micro_batches: int, targets: bool) -> tuple[Schedule, Schedule]:
         """The schedule, without and with its messages."""
         key = purpose, micro_batches, targets
         if key not in self._plans:
-            plan = self._make(micro_batches)
-            plan = (plan.forwards() if purpose == 'evaluation'
-                    else with_updates(with_recompute(plan, self.checkpoint)))
-            self._plans[key] = plan, with_messages(plan, targets=targets)
+            whole = self._make(micro_batches)
+            if whole.device_of != self._row_of:
+                raise ValueError(f'the schedule {whole.name} puts stages on other devices for '
+                                 f'{micro_batches} micro-batches than for {self.chunks}')
+            whole = (whole.forwards() if purpose == 'evaluation'
+                     else with_updates(with_recompute(whole, self.checkpoint)))
+            self._plans[key] = whole, with_messages(whole, targets=targets)
         return self._plans[key]
 
-    def _targets(self, y: Any, rows: list[int], plan: Schedule) -> dict[Message, Any]:
+    def _targets(self, y: Any, rows: list[int], whole: Schedule) -> dict[Message, Any]:
         """The messages that make the last stage compute the loss, and start its backward."""
-        if y is None and any(op.kind == 'U' for op in plan):
+        if y is None and any(op.kind == 'U' for op in whole):
             raise TypeError('the last stage needs the targets: step(x, y)')
         if y is None:
             return {}
         if rows_of(y) != sum(rows):
             raise ValueError(f'{rows_of(y)} rows of targets for {sum(rows)} rows of inputs')
-        parts = zip(scatter(y, len(rows)), shares(rows, plan.update_every, self.loss_fn))
+        if is_mean(self.loss_fn):
+            verify_all_rows_count(self.loss_fn, y)
+        parts = zip(scatter(y, len(rows)), shares(rows, whole.update_every, self.loss_fn))
         return {message: value for i, part in enumerate(parts) for message, value in (
             (target(self._last, i), part), (gradient(self._last, i), [torch.ones(())]))}
 
-    def _stage(self, s: int, schedule: Schedule, rows: int) -> Stage:
+    def _stage(self, s: int, schedule: Schedule) -> Stage:
         takes_targets = any(op.message == target(s, 0) for op in schedule.rows[self._row_of[s]])
         module = self._with_loss if takes_targets else self._partitions[s]
-        average = self.replicas and partial(self.replicas.average, rows=rows)
-        return Stage(s, module, self._device_of[s], self.optimizers.get(s), average)
+        return Stage(s, module, self._device_of[s], self.optimizers.get(s),
+                     self.replicas and self.replicas.average)
 
-    def _tell_all(self, loss: torch.Tensor | None, rows: int) -> torch.Tensor:
+    def _tell_all(self, loss: torch.Tensor | None) -> torch.Tensor:
         """The loss, which the rank of the last stage has, on all ranks, and of all replicas."""
         if self.replicas and self._last in self._partitions:
-            loss = self.replicas.mean(loss, rows)
+            loss = self.replicas.loss(loss)
         if not self.ranks:
             return loss
         return self.ranks.tell(self._row_of[self._last], loss)
+
+
+@contextlib.contextmanager
+def _telling_who_updated(stages: dict[int, StageStep]) -> Iterator[None]:
+    """If a step ends half-way, say which weights it has changed."""
+    try:
+        yield
+    except BaseException as error:
+        done = [str(s) for s, stage in stages.items() if stage.updates]
+        if done:
+            error.add_note(f'the weights of stages {", ".join(done)} have been updated in this step, '
+                           f'those of others perhaps not: load a checkpoint before you go on')
+        raise
 
 
 def _is_distributed(devices: Sequence[Any] | None) -> bool:

@@ -12,46 +12,55 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from fewgpu.device import Device
 from fewgpu.schedule import Message, Op, Schedule, activation, gradient, target
 from fewgpu.stage import StageStep
 from fewgpu.transport import Mailbox, Parcel, Stopped, call_devices
 
-Stamps = list[tuple]   # the fields of a Span, with times as Device.now gives them
+SpanFields = tuple   # of a Span, with times as Device.now gives them
 
 
-def run_on_threads(schedule: Schedule, devices: Sequence[Device], stages: Mapping[int, StageStep],
-                   feed: Mapping[Message, Any], collect: Iterable[Message], *, plan: Schedule,
-                   retain_graph: bool = False,
-                   time_limit: float | None = None) -> tuple[list[Any], list[Stamps]]:
-    """Run a schedule (with messages), row d in the worker of `devices[d]`, until it is done.
+def run(schedule: Schedule, rows: Sequence[int], devices: Sequence[Device],
+        stages: Mapping[int, StageStep], feed: Mapping[Message, Any], collect: Iterable[Message], *,
+        whole: Schedule, mailbox: Mailbox | None = None, retain_graph: bool = False
+        ) -> tuple[list[Any], list[list[SpanFields]]]:
+    """Run `rows` of a schedule (with messages), each in the worker of its device, until all are done.
 
-    `feed` are the messages that the caller sends, `collect` those that it takes; `plan` see
-    `Interpreter`. Returns the collected values in order, and what every device did when. The first
-    error of any device is raised here, when all have stopped.
+    On threads those are all rows, and on ranks it is one, whose `mailbox` knows the other ranks.
+    `feed` are the messages that the caller sends, `collect` those that it takes; `whole` is the
+    schedule without messages, from which the Interpreter reads more than its next operation.
+
+    Returns the collected values in order, and what every device did when, a list a row of the
+    schedule. The first error of any device is raised here, when all have stopped.
     """
-    mailbox = Mailbox(schedule, time_limit=time_limit)
-    spans: list[Stamps] = [[] for _ in devices]
-    jobs = [Interpreter(schedule, index, stages, mailbox, plan=plan, spans=spans[index],
-                        retain_graph=retain_graph).run for index in range(len(devices))]
+    mailbox = mailbox or Mailbox(schedule)
+    spans: list[list[SpanFields]] = [[] for _ in schedule.rows]
+    jobs = [Interpreter(schedule, row, stages, mailbox, whole=whole, spans=spans[row],
+                        retain_graph=retain_graph).run for row in rows]
     return call_devices(mailbox, devices, jobs, feed, collect), spans
 
 
 class Interpreter:
     """Device `device` runs its row of `schedule` (with messages) on the stages it holds.
 
-    A schedule may be run in two halves; `plan` is the whole one: it tells what a forward leaves
-    behind, and which weights it uses. Values between operations are kept under the names of their
-    messages. `spans` receives the fields of a Span for each operation.
+    GPipe runs the forwards, lets the caller compute the loss, and then runs the rest: `schedule` may
+    be a part of the `whole` one, which tells what a forward leaves behind and which weights it uses.
+
+    A value that was received, or is to be sent, is kept under the name of its message. `spans`
+    receives the fields of a Span for each operation.
     """
 
     def __init__(self, schedule: Schedule, device: int, stages: Mapping[int, StageStep],
-                 mailbox: Mailbox, *, plan: Schedule, spans: Stamps,
+                 mailbox: Mailbox, *, whole: Schedule, spans: list[SpanFields],
                  retain_graph: bool = False) -> None:
         self._row, self._index = schedule.rows[device], device
+        self._do = {'recv': self._recv, 'send': self._send, 'F': self._forward,
+                    'R': self._recompute, 'B': self._backward, 'I': self._backward_inputs,
+                    'W': self._backward_weights, 'U': self._update}
         self._stages, self._mailbox = stages, mailbox
-        self._plan, self._spans, self._retain_graph = plan, spans, retain_graph
+        self._whole, self._spans, self._retain_graph = whole, spans, retain_graph
         self._values: dict[Message, Any] = {}
 
     def run(self) -> None:
@@ -65,7 +74,7 @@ class Interpreter:
             self._mailbox.abort(error)
         finally:   # with `done` the caller goes on; this thread must not hold its step any longer
             self._values.clear()
-            self._stages = {}
+            self._stages, self._do = {}, {}
             self._mailbox.done(self._index)
 
     def _run_row(self) -> None:
@@ -82,51 +91,55 @@ class Interpreter:
                     _explain(error, op, device.name)
                     raise
 
-    def _run_op(self, op: Op, stage: StageStep, device: Device) -> tuple:
+    def _run_op(self, op: Op, stage: StageStep, device: Device) -> SpanFields:
         start = device.now()
         with device.paced(op.message is None):
-            version = getattr(self, f'_{op.kind}')(op, stage)
-        return op, start, device.now(), device.ledger and device.ledger.allocated, version
+            version = self._do[op.kind](op, stage)
+        live = None if device.ledger is None else device.ledger.allocated
+        return op, start, device.now(), live, version
 
     def _recv(self, op: Op, stage: StageStep) -> None:
         parcel = self._mailbox.recv(op.message, self._index)
-        device = stage.stage.device
-        if device.link is not None and 0 <= op.message.source < self._plan.stages:
-            device.link.wait(parcel.value, parcel.sent, op.message.source)
+        device, sender = stage.stage.device, self._whole.device_of.get(op.message.source)
+        if device.link is not None and sender not in (None, self._index):
+            device.link.wait(parcel.value, parcel.sent, sender)
         self._values[op.message] = parcel.copy_to(device.torch)
+        if parcel.own and device.ledger is not None:   # no operation of this device made it
+            device.ledger.adopt(leaf for leaf in pytree.tree_leaves(self._values[op.message])
+                                if isinstance(leaf, torch.Tensor))
 
     def _send(self, op: Op, stage: StageStep) -> None:
         self._mailbox.send(op.message, Parcel.of(self._values.pop(op.message)))
 
-    def _F(self, op: Op, stage: StageStep) -> int:
+    def _forward(self, op: Op, stage: StageStep) -> int:
         _, s, i, _ = op
-        inputs, version = self._values.pop(activation(s, i)), self._plan.version(s, i)
+        inputs, version = self._values.pop(activation(s, i)), self._whole.version(s, i)
         if target(s, i) in self._values:   # the last stage of a Pipeline computes the loss, too
             inputs = inputs, self._values.pop(target(s, i))
-        self._values[activation(s + 1, i)] = stage.forward(i, inputs, self._plan.keeps(s, i), version)
+        self._values[activation(s + 1, i)] = stage.forward(i, inputs, self._whole.keeps(s, i), version)
         return version
 
-    def _R(self, op: Op, stage: StageStep) -> int:
+    def _recompute(self, op: Op, stage: StageStep) -> int:
         stage.recompute(op.micro_batch)
-        return self._plan.version(op.stage, op.micro_batch)
+        return self._whole.version(op.stage, op.micro_batch)
 
-    def _B(self, op: Op, stage: StageStep) -> int:
+    def _backward(self, op: Op, stage: StageStep) -> int:
         return self._carry_gradients(op, partial(stage.backward, retain_graph=self._retain_graph))
 
-    def _I(self, op: Op, stage: StageStep) -> int:
+    def _backward_inputs(self, op: Op, stage: StageStep) -> int:
         return self._carry_gradients(op, stage.backward_inputs)
 
     def _carry_gradients(self, op: Op, backward: Callable[[int, Any], Any]) -> int:
         _, s, i, _ = op
         self._values[gradient(s - 1, i)] = backward(i, self._values.pop(gradient(s, i)))
-        return self._plan.version(s, i)
+        return self._whole.version(s, i)
 
-    def _W(self, op: Op, stage: StageStep) -> int:
+    def _backward_weights(self, op: Op, stage: StageStep) -> int:
         stage.backward_weights(op.micro_batch)
-        return self._plan.version(op.stage, op.micro_batch)
+        return self._whole.version(op.stage, op.micro_batch)
 
-    def _U(self, op: Op, stage: StageStep) -> int:
-        stage.update(self._plan.needed_after(op.stage, stage.updates))
+    def _update(self, op: Op, stage: StageStep) -> int:
+        stage.update(self._whole.needed_after(op.stage, stage.updates))
         return stage.updates
 
 

@@ -18,7 +18,7 @@ from fewgpu.schedule.garbage import no_garbage
 from fewgpu.schedule.waits import verify_no_deadlock
 from fewgpu.trace import WAITS, Span, Timeline
 
-NEEDS = (('R', 'input'), ('B', 'stash'), ('I', 'stash'), ('W', 'for_W'))   # bytes
+NEEDS = (('R', 'input'), ('B', 'stash'), ('I', 'stash'), ('W', 'for_W'))   # what of Costs is kept for it
 
 PerStage = float | Sequence[float | None]
 Letter = tuple[str, int, int]   # what is sent, to which stage, of which micro-batch

@@ -1,4 +1,4 @@
-"""The backward of one micro-batch in two halves (zero bubble, Qi et al. 2024, arXiv 2401.10241).
+"""The backward of one micro-batch in two halves (zero bubble, Qi et al. 2023, arXiv 2401.10241).
 
     inputs     from the gradients of the outputs to those of the inputs; another stage waits for
                them
@@ -29,9 +29,10 @@ Roots = list[tuple[GradientEdge, torch.Tensor]]
 class SplitBackward:
     """Both halves; `inputs` comes first, each comes once.
 
-    Gradients add up in the leaves, as in a whole backward, and are equal to its. (A tensor hook
-    that a layer registers in its forward, and that changes a gradient, is not supported: it would
-    run in both halves.)
+    Gradients add up in the leaves, as in a whole backward, and are equal to its.
+
+    `weights` raises RuntimeError if a layer has put a hook on a tensor that changes its gradient: it
+    would change it in both halves.
     """
 
     def __init__(self, roots: Roots, anchor: torch.Tensor | None) -> None:
@@ -43,8 +44,7 @@ class SplitBackward:
 
     def inputs(self) -> None:
         """Carry the gradients to the anchor."""
-        inward = self._divide()
-        if not inward:
+        if self._anchor is None or not self._divide():
             return
         handles = [node.register_prehook(lambda gradients, node=node: self._remember(node, gradients))
                    for node in self._weights_of]
@@ -54,23 +54,37 @@ class SplitBackward:
 
     def weights(self) -> None:
         """Carry the gradients from the frontier to the weights."""
+        if self._anchor is None:   # it is the whole backward
+            if self._roots:
+                torch.autograd.backward(*_pairs(self._roots))
+            return
         if self._from_outputs:
             torch.autograd.backward(*_pairs(self._roots), inputs=self._from_outputs,
                                     retain_graph=bool(self._arrived))
-        for node, gradients in self._arrived.items():
-            roots = [(GradientEdge(node, k), gradient) for k, gradient in enumerate(gradients)
-                     if gradient is not None]
-            if roots:
-                torch.autograd.backward(*_pairs(roots), inputs=self._weights_of[node])
+        while self._arrived:   # what has been used goes
+            self._go_on_from(*self._arrived.popitem())
 
     def _remember(self, node: Node, gradients: Sequence[torch.Tensor | None]) -> None:
         self._arrived[node] = gradients
 
-    def _divide(self) -> set[Node]:
-        """Find the frontier; the nodes that lead to the input."""
+    def _go_on_from(self, node: Node, gradients: Sequence[torch.Tensor | None]) -> None:
+        def compare(arriving: Sequence[torch.Tensor | None]) -> None:
+            if any(found is not before for found, before in zip(arriving, gradients)):
+                raise RuntimeError('a layer has a hook on a tensor that changes its gradient, which '
+                                   'zero bubble would change twice: use another schedule, or a hook '
+                                   'on the parameter')
+
+        roots = [(GradientEdge(node, k), gradient) for k, gradient in enumerate(gradients)
+                 if gradient is not None]
+        if roots:
+            handle = node.register_prehook(compare)
+            torch.autograd.backward(*_pairs(roots), inputs=self._weights_of[node])
+            handle.remove()
+
+    def _divide(self) -> bool:
+        """Find the frontier. Does any node lead to the input?"""
         order = list(_children_first(edge.node for edge, _ in self._roots))
-        inward = {torch.autograd.graph.get_gradient_edge(self._anchor).node
-                  } if self._anchor is not None else set()
+        inward = {torch.autograd.graph.get_gradient_edge(self._anchor).node}
         leaves: dict[Node, set[Node]] = {}   # of the nodes that do not lead to the input
         hang_on: dict[Node, set[Node | None]] = {}   # leaf -> nodes of the frontier
         for node in order:
@@ -81,7 +95,8 @@ class SplitBackward:
                     for leaf in leaves.get(child, ()):
                         hang_on.setdefault(leaf, set()).add(node)
             elif node not in inward:
-                leaves[node] = ({node} if hasattr(node, 'variable')
+                leaves[node] = ({node} if node.name().endswith('AccumulateGrad')
+                                else leaves[children[0]] if len(children) == 1
                                 else set().union(*(leaves[child] for child in children)))
         for edge, _ in self._roots:
             for leaf in leaves.get(edge.node, ()):
@@ -92,7 +107,7 @@ class SplitBackward:
                 self._from_outputs.append(leaf.variable)
             else:
                 self._weights_of.setdefault(node, []).append(leaf.variable)
-        return inward & set(order)
+        return not inward.isdisjoint(order)
 
 
 def _pairs(roots: Roots) -> tuple[list[Any], list[Any]]:

@@ -13,12 +13,12 @@ whether a gradient comes back. Each stage has a graph of its own for every micro
              gradients   gradients
              to send     gather in the shadows of the parameters
 
-A shadow is a leaf that shares its parameter's storage (see fewgpu.weights). At the end of a step
-the gradients of the shadows are handed on, once for all micro-batches: to the caller's graph (GPipe)
-or to the parameters and their optimizer (Pipeline).
+A shadow is a leaf that shares its parameter's storage (see fewgpu.weights). The gradients of the
+shadows are handed on once for many micro-batches: to the caller's graph at the end of the backward
+(GPipe), or to the parameters and their optimizer at an update (Pipeline).
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,7 @@ class Stage:
     module: nn.Module
     device: Device
     optimizer: torch.optim.Optimizer | None = None   #: for schedules with updates
-    average: Callable[[Iterator[nn.Parameter]], None] | None = None   #: over replicas, before one
+    average: Callable[[Gradients], Gradients] | None = None   #: over replicas, before an update
 
     def begin(self, context: Context, micro_batches: int) -> 'StageStep':
         """The stage's part of one step."""
@@ -183,13 +183,12 @@ class StageStep:
 
         `keep` are the versions that are needed afterwards.
         """
-        for parameter, gradient in self.take_gradients().items():
-            if gradient is None or parameter.grad is None:
-                parameter.grad = parameter.grad if gradient is None else gradient
-            else:
-                parameter.grad += gradient
+        gradients = self.take_gradients()
         if self.stage.average is not None:
-            self.stage.average(self.stage.module.parameters())
+            gradients = self.stage.average(gradients)
+        pairs = [pair for pair in gradients.items() if pair[1] is not None]
+        if pairs:   # autograd adds them to .grad, and runs the hooks of the parameters
+            torch.autograd.backward(*map(list, zip(*pairs)))
         self._versions = {version: self.weights(version) for version in keep}
         if self.stage.optimizer is not None:
             if self.updates in keep:

@@ -5,6 +5,7 @@ A simulated schedule and a real run give the same type, so the same picture show
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ class Timeline:
         return cls(tuple(tuple(Span(op, start - first, end - first, *more)
                                for op, start, end, *more in row) for row in seconds), tuple(names))
 
-    @property
+    @cached_property
     def makespan(self) -> float:
         """Seconds from the first start to the last end."""
         return max((span.end for row in self.rows for span in row), default=0.0)
@@ -56,7 +57,7 @@ class Timeline:
         """Most bytes that lived on the device at the end of an operation, if they were counted."""
         return max((span.live for span in self.rows[device] if span.live is not None), default=None)
 
-    @property
+    @cached_property
     def busy_share(self) -> list[float]:
         """Of the makespan, for every device."""
         return [self.busy(device) / (self.makespan or 1.0) for device in range(len(self.rows))]

@@ -7,7 +7,10 @@ simulated, checked and executed by the interpreter in `fewgpu.run`.
 from collections.abc import Callable
 from functools import partial
 
+from fewgpu.schedule.checks import check
+from fewgpu.schedule.counts import staleness, stashes, versions, versions_alive
 from fewgpu.schedule.gpipe import gpipe
+from fewgpu.schedule.grid import ScheduleError, grid
 from fewgpu.schedule.interleaved import interleaved
 from fewgpu.schedule.one_f_one_b import one_f_one_b
 from fewgpu.schedule.op import (ACTIVATION, GRADIENT, TARGET, Message, Op, activation, gradient,
@@ -30,5 +33,7 @@ SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
 """Every schedule by its name: a function of how many devices and micro-batches."""
 
 __all__ = ['ACTIVATION', 'CHECKPOINTS', 'GRADIENT', 'SCHEDULES', 'TARGET', 'Message', 'Op',
-           'Schedule', 'activation', 'gpipe', 'gradient', 'interleaved', 'one_f_one_b', 'pipedream',
-           'target', 'two_bw', 'with_messages', 'with_recompute', 'with_updates', 'zero_bubble']
+           'Schedule', 'ScheduleError', 'activation', 'check', 'gpipe', 'gradient', 'grid',
+           'interleaved', 'one_f_one_b', 'pipedream', 'staleness', 'stashes', 'target', 'two_bw',
+           'versions', 'versions_alive', 'with_messages', 'with_recompute', 'with_updates',
+           'zero_bubble']

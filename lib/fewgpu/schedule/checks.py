@@ -2,15 +2,11 @@
 
 from collections.abc import Iterable
 
-from fewgpu.schedule.counts import staleness, stashes, versions, versions_alive
-from fewgpu.schedule.grid import Cell, ScheduleError, grid
+from fewgpu.schedule.grid import Cell, ScheduleError
 from fewgpu.schedule.op import TARGET, Op
 from fewgpu.schedule.passes import with_messages
 from fewgpu.schedule.schedule import Schedule
-from fewgpu.schedule.waits import SENDS, verify_no_deadlock
-
-__all__ = ['SENDS', 'ScheduleError', 'check', 'grid', 'staleness', 'stashes', 'verify_no_deadlock',
-           'versions', 'versions_alive']
+from fewgpu.schedule.waits import verify_no_deadlock
 
 KINDS = ('F', 'B', 'R', 'I', 'W', 'U', 'send', 'recv')
 ORDER = (('F', 'R', 'a recompute starts from what the forward has kept'),
@@ -128,6 +124,11 @@ def _verify_updates(schedule: Schedule) -> None:
                 raise ScheduleError(_explain_update(stage, since[stage], batch), schedule, cell)
             made[stage] += 1
             since[stage].clear()
+        if kind in ('B', 'I') and schedule.weights == 'latest' and (
+                schedule.version(stage, i) != made[stage]):
+            raise ScheduleError(f"{kind}{i} of stage {stage} needs the weights that its forward took, "
+                                f"and they have been updated since: weights='stashed' keeps them",
+                                schedule, cell)
         if kind == 'F' and schedule.weights == 'double_buffered' and (
                 schedule.version(stage, i) > made[stage]):
             raise ScheduleError(f'F{i} takes weight version {schedule.version(stage, i)} of stage '

@@ -1,11 +1,9 @@
 """GPipe (Huang et al. 2018, arXiv 1811.06965, section 2.3): all forwards, then all backwards."""
 
-from fewgpu.schedule.garbage import no_garbage
 from fewgpu.schedule.op import Op
 from fewgpu.schedule.schedule import Schedule, verify_sizes
 
 
-@no_garbage()
 def gpipe(stages: int, micro_batches: int) -> Schedule:
     """Every stage runs all forwards in order, then all backwards, the last micro-batch first.
 

@@ -16,7 +16,7 @@ def interleaved(devices: int, micro_batches: int, *, v: int = 2) -> Schedule:
     A device takes `devices` micro-batches through its first stage, the same ones through its next
     stage, and so on; backwards go from its last stage to its first. With equal costs the bubble is
     1F1B's divided by v; messages are v times as many. Device d of n stashes, all its stages
-    together, min(m v, 2 (n - 1 - d) + (v - 1) n + 1) micro-batches. With v = 1 it is 1F1B.
+    together, min(m v, 2 (n - 1 - d) + (v - 1) n + 1) micro-batches if v > 1. With v = 1 it is 1F1B.
 
     Raises ValueError if there is no device, micro-batch or stage, or if the micro-batches are no
     multiple of the devices: the order goes by whole groups.
@@ -29,9 +29,9 @@ def interleaved(devices: int, micro_batches: int, *, v: int = 2) -> Schedule:
 
     def ops(kind: str, device: int) -> list[Op]:
         turns = range(v) if kind == 'F' else reversed(range(v))
-        chunks = [chunk * devices + device for chunk in turns]
+        own_stages = [turn * devices + device for turn in turns]
         return [Op(kind, stage, first + i) for first in range(0, micro_batches, devices)
-                for stage in chunks for i in range(devices)]
+                for stage in own_stages for i in range(devices)]
 
     # The way of a micro-batch to its last stage and back to this device: v - 1 rounds through all
     # devices, then down and up the rest. Megatron doubles the rest, so that with several stages a

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from fewgpu.schedule import SCHEDULES, Schedule, interleaved
-from fewgpu.schedule.checks import check
+from fewgpu.schedule import SCHEDULES, Schedule, check, interleaved
 
 
 def schedule_maker(schedule: str | Callable[[int, int], Schedule], stages: int,
@@ -35,5 +34,8 @@ def _checked(schedule: Schedule, stages: int, micro_batches: int) -> Schedule:
         raise ValueError(f'the schedule {schedule.name} is for {schedule.stages} stages and '
                          f'{schedule.micro_batches} micro-batches, not for {stages} and '
                          f'{micro_batches}')
+    if any(op.message for op in schedule):
+        raise ValueError(f'the schedule {schedule.name} has sends and receives already: the pipeline '
+                         f'adds them (with_messages)')
     check(schedule)
     return schedule

@@ -15,10 +15,10 @@ def pipedream(stages: int, micro_batches: int) -> Schedule:
                                      device 1 | F0 F1 B0 U0 F2 B1 U1 F3 B2 U2 B3 U3
                                      device 2 | F0 B0 U0 F1 B1 U1 F2 B2 U2 F3 B3 U3
 
-    The first stage admits NOAM = n micro-batches, one a stage, before its first backward; from then
+    The first stage admits NOAM (the number of optimal active mini-batches) = n of them, one a stage, before its first backward; from then
     on no device ever idles, however many micro-batches come. Stage s keeps n - s weight versions: a
     backward takes the weights that its forward took ("weight stashing"), n - 1 - s updates ago:
-    w(t+1) = w(t) - v f'(w_1(t - n + 1), w_2(t - n + 2), ..., w_n(t)), for learning rate v.
+    w(t+1) = w(t) - lr f'(w_1(t - n + 1), w_2(t - n + 2), ..., w_n(t)).
 
     Raises ValueError if there is no stage or no micro-batch.
     """

@@ -8,6 +8,9 @@ from functools import cached_property
 from fewgpu.schedule.op import Op
 
 
+WEIGHTS = ('latest', 'stashed', 'double_buffered')
+
+
 @dataclass(frozen=True)
 class Schedule:
     """What every device does in one step, in order.
@@ -15,7 +18,7 @@ class Schedule:
     `rows[d]` are the operations of device d. A device may hold several stages; a stage lives on
     one device. Printed, a schedule is a grid with a row a device:
 
-        device 0 | F0 F1 R0 B0 B1
+        device 0 | F0 F1 B1 R0 B0
         device 1 | F0 F1 B1 R0 B0
 
     and where devices hold several stages, an operation is printed with its stage: 2F0.
@@ -35,6 +38,11 @@ class Schedule:
     rows: tuple[tuple[Op, ...], ...]
     weights: str = 'latest'
     update_every: int | None = None   #: micro-batches an update; None: one update, of all
+
+    def __post_init__(self) -> None:
+        if self.weights not in WEIGHTS:
+            raise ValueError(f'there is no rule {self.weights!r} for weights: choose from '
+                             f'{", ".join(WEIGHTS)}')
 
     def __iter__(self) -> Iterator[Op]:
         return (op for row in self.rows for op in row)

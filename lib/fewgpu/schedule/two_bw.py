@@ -14,7 +14,7 @@ def two_bw(stages: int, micro_batches: int, *, update_every: int | None = None) 
                                      device 1 | F0 B0 F1 B1 U1 F2 B2 F3 B3 U3
 
     Micro-batch k, from 0, takes version max(k // update_every - 1, 0) in its forward and backward,
-    on every stage: w(t+1) = w(t) - v f'(w(t-1)), for learning rate v. So a stage needs the newest
+    on every stage: w(t+1) = w(t) - lr f'(w(t-1)). So a stage needs the newest
     two versions ("double-buffered weights"), where PipeDream's first stage needs one a stage.
 
     Raises ValueError if there is no stage or no micro-batch, if `update_every` is less than stages,

@@ -16,11 +16,13 @@ _copy_streams: dict[torch.device, 'torch.cuda.Stream'] = {}
 class Parcel(NamedTuple):
     """What a message carries: a nesting of tensors, and for each GPU that holds some of them the
     event after which they are there. (The sender goes on enqueueing kernels at once: a receiver
-    that waited for all that its stream holds by then would wait for the next micro-batch, too.)"""
+    that waited for all that its stream holds by then would wait for the next micro-batch, too.)
+    What came from another process, on the host, is the receiver's `own` already."""
 
     value: Any
     ready: dict[torch.device, 'torch.cuda.Event']
     sent: float = 0.0   #: when, on the clock of time.perf_counter
+    own: bool = False
 
     @classmethod
     def of(cls, value: Any) -> 'Parcel':
@@ -33,6 +35,8 @@ class Parcel(NamedTuple):
     def copy_to(self, device: torch.device) -> Any:
         """A copy of all tensors on `device`, ready for its current stream; each keeps its
         `requires_grad`."""
+        if self.own and device.type == 'cpu':
+            return self.value
         return pytree.tree_map_only(torch.Tensor, lambda t: self._copy(t, device), self.value)
 
     def _copy(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -43,19 +43,29 @@ class Mailbox:
 
     def recv(self, message: Message, device: int) -> Any:
         """The value of the message, for `device`, as soon as it is there."""
+        if not self._comes(message, device):
+            why = self._overdue(device)   # may ask other ranks: meanwhile the message may still come
+            with self._changed:
+                if message not in self._messages:
+                    self._fail(Deadlock(why))
+        with self._changed:
+            self._waiting.pop(device, None)
+            return self._messages.pop(message)
+
+    def _comes(self, message: Message, device: int) -> bool:
+        """Wait for the message; False if the time is over."""
         deadline = None if self._time_limit is None else time.monotonic() + self._time_limit
         with self._changed:
             while message not in self._messages:
                 self._waiting[device] = message
                 if self._error is not None:
                     raise Stopped
-                if self._nobody_moves():
-                    self._fail(Deadlock(f'deadlock: {self._explain(device)}'))
+                if (error := self._hopeless(message, device)) is not None:
+                    self._fail(error)
                 if deadline is not None and time.monotonic() >= deadline:
-                    self._fail(Deadlock(f'after {self._time_limit:g} s {self._explain(device)}'))
+                    return False
                 self._changed.wait(None if deadline is None else deadline - time.monotonic())
-            self._waiting.pop(device, None)
-            return self._messages.pop(message)
+        return True
 
     def take(self, message: Message) -> Any:
         """The value of a message for the caller, after `join`."""
@@ -97,13 +107,18 @@ class Mailbox:
                 del error   # or its traceback would hold this frame, and this frame the error
 
     def _fail(self, error: BaseException) -> None:
-        self._error = error
+        self._error = self._error or error
         self._changed.notify_all()
         raise Stopped
 
-    def _nobody_moves(self) -> bool:
-        return (self._running <= self._waiting.keys()
-                and not any(self._waiting[who] in self._messages for who in self._running))
+    def _hopeless(self, message: Message, device: int) -> Exception | None:
+        """Why the message that the device waits for will not come, if that is already known."""
+        nobody_moves = (self._running <= self._waiting.keys()
+                        and not any(self._waiting[who] in self._messages for who in self._running))
+        return Deadlock(f'deadlock: {self._explain(device)}') if nobody_moves else None
+
+    def _overdue(self, device: int) -> str:
+        return f'after {self._time_limit:g} s {self._explain(device)}'
 
     def _explain(self, who: int) -> str:
         """The chain of who waits for whom, beginning with `who`."""
@@ -119,10 +134,13 @@ class Mailbox:
             chain.append(f'stage {message.stage} waits for {kind}{message.micro_batch} from {from_whom}')
             who = self._schedule.device_of.get(source)
         if who is not None and who not in self._waiting:
-            row = self._schedule.rows[who]
-            where = f'at {row[self._position[who]]}' if who in self._running else 'done'
-            chain.append(f'device {who} is {where}')
+            chain.append(self._where(who))
         return ', '.join(chain)
+
+    def _where(self, device: int) -> str:
+        row = self._schedule.rows[device]
+        where = f'at {row[self._position[device]]}' if device in self._running else 'done'
+        return f'device {device} is {where}'
 
 
 class Stopped(Exception):

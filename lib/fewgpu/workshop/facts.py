@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from fewgpu.schedule import Schedule
-from fewgpu.schedule.checks import stashes, versions_alive
+from fewgpu.schedule import Schedule, stashes, versions_alive
 from fewgpu.simulate import Costs, bubble_rate
 from fewgpu.trace import Timeline
 

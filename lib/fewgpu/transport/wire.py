@@ -1,0 +1,189 @@
+"""How a message looks between processes: a head of fixed size, and what does not fit into it.
+
+    head:   sizes and numbers | name, structure | small tensors | (unused)
+    parts:  the structure if it is too long for the head; each tensor that did not fit
+
+So a small message is one transfer, and a receiver knows what to expect: it asks for a head, and the
+head tells the parts. The structure names containers, numbers and text, and of each tensor dtype,
+shape, order of its dimensions in memory and `requires_grad`. Nothing is pickled.
+"""
+
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Any
+
+import torch
+
+from fewgpu.schedule import Message
+
+HEAD = 8192   # bytes
+
+_START = Struct('<IqiiiB')   # length of the structure, step, the Message's numbers, length of `what`
+_COUNT, _TENSOR = Struct('<I'), Struct('<BBB')   # _TENSOR: dtype, ndim, flags
+_ROOM = HEAD - _START.size
+_NEEDS_GRADIENT, _PERMUTED = 1, 2
+_DTYPES = tuple(dict.fromkeys(dtype for _, dtype in sorted(vars(torch).items())
+                              if isinstance(dtype, torch.dtype)))
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+_NUMBERS = {bool: (b'b', Struct('<?')), int: (b'i', Struct('<q')), float: (b'f', Struct('<d')),
+            complex: (b'c', Struct('<dd'))}
+_NUMBER_OF = {tag[0]: (kind, struct) for kind, (tag, struct) in _NUMBERS.items()}
+_CONTAINERS = {tuple: b't', list: b'l', dict: b'd'}
+_SHAPES = tuple(Struct(f'<{ndim}q') for ndim in range(65))
+
+
+def encode(step: int, message: Message, value: Any) -> list[torch.Tensor]:
+    """The tensors to send, the head (uint8, of HEAD bytes) first. Those of `value` are on the CPU;
+    they may be sent as they are, so nobody may change them before they have left.
+
+    Raises TypeError if something in `value` cannot travel.
+    """
+    what, *numbers = message
+    name = what.encode()
+    structure, tensors = bytearray(name), []
+    _write(value, structure, tensors)
+    head = bytearray(HEAD)
+    _START.pack_into(head, 0, len(structure), step, *numbers, len(name))
+    sent = [torch.frombuffer(head, dtype=torch.uint8)]
+    if len(structure) <= _ROOM:
+        head[_START.size:_START.size + len(structure)] = structure
+    else:
+        sent.append(torch.frombuffer(structure, dtype=torch.uint8))
+    for tensor, place in zip(tensors, _places(len(structure), tensors)):
+        if place is None:
+            sent.append(tensor)
+        elif tensor.numel():
+            sent[0][place] = _bytes_of(tensor)
+    return sent
+
+
+def decode(head: torch.Tensor, receive: Callable[[Sequence[torch.Tensor]], None]
+           ) -> tuple[int, Message, Any]:
+    """The step, the message and its value, of which nothing shares memory with `head`.
+
+    `receive` fills the tensors it is given with the parts that come next, in order.
+    """
+    length, step, source, stage, micro_batch, name = _START.unpack_from(head.numpy())
+    structure = head[_START.size:]
+    if length > _ROOM:
+        receive([structure := torch.empty(length, dtype=torch.uint8)])
+    reader = _Reader(structure.numpy().data, name)
+    value = reader.read()
+    parts = []
+    for tensor, place in zip(reader.tensors, _places(length, reader.tensors)):
+        if place is None:
+            parts.append(tensor)
+        elif tensor.numel():
+            _bytes_of(tensor).copy_(head[place])
+    if parts:
+        receive(parts)
+    return step, Message(bytes(structure.numpy()[:name]).decode(), source, stage, micro_batch), value
+
+
+def _places(length: int, tensors: Sequence[torch.Tensor]) -> list[slice | None]:
+    """Where in the head each tensor rides, if it fits; both sides come to the same answer."""
+    at = _START.size + (length if length <= _ROOM else 0)
+    places: list[slice | None] = []
+    for tensor in tensors:
+        fits = at + tensor.nbytes <= HEAD
+        places.append(slice(at, at + tensor.nbytes) if fits else None)
+        at += tensor.nbytes if fits else 0
+    return places
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _write(value: Any, out: bytearray, tensors: list[torch.Tensor]) -> None:
+    """Append the structure of `value` to `out`, and its tensors to `tensors`."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        _write_tensor(value, out, tensors)
+    elif value is None:
+        out += b'n'
+    elif kind in _NUMBERS:
+        tag, struct = _NUMBERS[kind]
+        if kind is int and not -2**63 <= value < 2**63:
+            out += b'I'
+            return _write(str(value), out, tensors)
+        out += tag
+        out += struct.pack(value.real, value.imag) if kind is complex else struct.pack(value)
+    elif kind is str:
+        text = value.encode()
+        out += b's' + _COUNT.pack(len(text)) + text
+    elif kind in _CONTAINERS:
+        out += _CONTAINERS[kind] + _COUNT.pack(len(value))
+        for item in value:
+            _write(item, out, tensors)
+            if kind is dict:
+                _write(value[item], out, tensors)
+    else:
+        raise TypeError(f'a {kind.__module__}.{kind.__qualname__} cannot travel from a stage to '
+                        f'another rank: let the layer return tensors, None, numbers and text in plain '
+                        f'tuples, lists and dicts')
+
+
+def _write_tensor(tensor: torch.Tensor, out: bytearray, tensors: list[torch.Tensor]) -> None:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise TypeError(f'a tensor of layout {tensor.layout} or a quantized one cannot travel from a '
+                        f'stage to another rank: let the layer return it dense, as x.to_dense() or '
+                        f'x.dequantize()')
+    flags = _NEEDS_GRADIENT if tensor.requires_grad else 0
+    data, order = tensor.detach().resolve_conj().resolve_neg(), None
+    if not data.is_contiguous():   # keep the order in memory, such as channels-last, if it is dense
+        order = sorted(range(data.dim()), key=data.stride, reverse=True)
+        if data.permute(order).is_contiguous():
+            data, flags = data.permute(order), flags | _PERMUTED
+        else:
+            data = data.contiguous()
+    out += b'x' + _TENSOR.pack(_CODES[data.dtype], data.dim(), flags)
+    out += _SHAPES[data.dim()].pack(*data.shape)
+    if flags & _PERMUTED:
+        out += bytes(order)
+    tensors.append(data)
+
+
+class _Reader:
+    """Reads what `_write` wrote. The tensors are empty yet: `tensors` are to be filled."""
+
+    def __init__(self, structure: memoryview, at: int) -> None:
+        self._structure, self._at = structure, at
+        self.tensors: list[torch.Tensor] = []
+
+    def read(self) -> Any:
+        tag = self._structure[self._at]
+        self._at += 1
+        if tag == b'x'[0]:
+            return self._read_tensor()
+        if tag == b'n'[0]:
+            return None
+        if tag in _NUMBER_OF:
+            kind, struct = _NUMBER_OF[tag]
+            return kind(*self._take(struct))
+        if tag == b'I'[0]:
+            return int(self.read())
+        count, = self._take(_COUNT)
+        if tag == b's'[0]:
+            return self._take_bytes(count).decode()
+        if tag == b'd'[0]:
+            return {self.read(): self.read() for _ in range(count)}
+        items = [self.read() for _ in range(count)]
+        return tuple(items) if tag == b't'[0] else items
+
+    def _read_tensor(self) -> torch.Tensor:
+        code, ndim, flags = self._take(_TENSOR)
+        data = torch.empty(self._take(_SHAPES[ndim]), dtype=_DTYPES[code])
+        self.tensors.append(data)
+        if flags & _PERMUTED:
+            order = self._take_bytes(ndim)
+            data = data.permute([order.index(dimension) for dimension in range(ndim)])
+        return data.detach().requires_grad_() if flags & _NEEDS_GRADIENT else data
+
+    def _take(self, struct: Struct) -> tuple:
+        at, self._at = self._at, self._at + struct.size
+        return struct.unpack_from(self._structure, at)
+
+    def _take_bytes(self, count: int) -> bytes:
+        at, self._at = self._at, self._at + count
+        return bytes(self._structure[at:self._at])
