@@ -34,7 +34,7 @@ from fewgpu.microbatch import check_leaves
 from fewgpu.recompute import Buffers, Swap, dropping_graph, recomputing
 from fewgpu.rng import Stream
 from fewgpu.split_backward import Roots, SplitBackward
-from fewgpu.weights import Gradients, Weights, storage
+from fewgpu.weights import Gradients, Weights, accumulate, storage
 
 
 @dataclass
@@ -186,9 +186,8 @@ class StageStep:
         gradients = self.take_gradients()
         if self.stage.average is not None:
             gradients = self.stage.average(gradients)
-        pairs = [pair for pair in gradients.items() if pair[1] is not None]
-        if pairs:   # autograd adds them to .grad, and runs the hooks of the parameters
-            torch.autograd.backward(*map(list, zip(*pairs)))
+        while gradients:
+            accumulate(*gradients.popitem())
         self._versions = {version: self.weights(version) for version in keep}
         if self.stage.optimizer is not None:
             if self.updates in keep:

@@ -73,6 +73,18 @@ class Weights:
         return gradients
 
 
+def accumulate(parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
+    """Add to a parameter's `.grad`, as a backward would: its hooks run."""
+    if gradient is None:
+        return
+    if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        torch.autograd.backward([parameter], [gradient])   # which keeps a copy
+    elif parameter.grad is None:
+        parameter.grad = gradient
+    else:
+        parameter.grad += gradient
+
+
 def storage(tensor: torch.Tensor) -> int | None:
     """Which memory a dense tensor uses; None for others."""
     plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
