@@ -14,7 +14,6 @@ Under torchrun or `fewgpu.launch` every rank runs this same script, makes the sa
 """
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +21,15 @@ import torch
 from torch import nn
 
 from fewgpu.context import Context
-from fewgpu.device import Device
+from fewgpu.held import Held, MakeOptimizer, device_of_rank, is_distributed
 from fewgpu.loss import LossFn, WithLoss, is_mean, shares, total, verify_all_rows_count
 from fewgpu.microbatch import gather, rows_of, scatter, sizes
-from fewgpu.partition import place, split, turn_of, verify_balance, verify_module
+from fewgpu.partition import turn_of, verify_balance, verify_module
 from fewgpu.run import SpanFields, run
 from fewgpu.schedule import (Message, Schedule, activation, gradient, target, with_messages,
                              with_recompute, with_updates)
 from fewgpu.schedule.named import schedule_maker
-from fewgpu.stage import Stage, StageStep
+from fewgpu.stage import Stage, telling_who_updated
 from fewgpu.trace import Timeline
 from fewgpu.transport import Mailbox
 
@@ -53,7 +52,7 @@ class Pipeline:
             is none. On ranks: this rank's one device.
         loss_fn: from (output, target) of a micro-batch to its loss: a mean over the rows, or a sum if
             it says reduction='sum' (an attribute, or bound by functools.partial).
-        optimizer: makes an optimizer from a stage's parameters. Without, `step` adds gradients to
+        optimizer: makes an optimizer from those of a stage's parameters that are trained. Without, `step` adds gradients to
             the parameters' `.grad`, as a backward does, and what follows is the caller's.
         checkpoint: which micro-batches are recomputed: see `fewgpu.schedule.with_recompute`.
         ranks: the ranks that hold the rows of the schedule (`fewgpu.transport.Ranks`); by default
@@ -72,7 +71,7 @@ class Pipeline:
     def __init__(self, module: nn.Sequential, balance: Iterable[int], *,
                  schedule: str | Callable[[int, int], Schedule] = '1f1b', chunks: int = 1,
                  devices: Sequence[Any] | None = None, loss_fn: LossFn,
-                 optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] | None = None,
+                 optimizer: MakeOptimizer | None = None,
                  checkpoint: str = 'never', ranks: 'Ranks | None' = None,
                  replicas: 'Replicas | None' = None, time_limit: float | None = None) -> None:
         verify_module(module)
@@ -84,7 +83,7 @@ class Pipeline:
                             'optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)')
         self.chunks, self.checkpoint, self.time_limit = chunks, checkpoint, time_limit
         self.loss_fn, self._last = loss_fn, len(self.balance) - 1
-        if ranks is None and _is_distributed(devices):
+        if ranks is None and is_distributed(devices):
             from fewgpu.transport.ranks import Ranks   # threads can do without torch.distributed
             ranks = Ranks(time_limit=60.0 if time_limit is None else time_limit)
         self.ranks, self.replicas = ranks, replicas
@@ -101,34 +100,19 @@ class Pipeline:
                              f'{len(layout.rows)} ranks, a row a rank, and there are {ranks.size}')
         self._rows = [ranks.index] if ranks else [*range(len(layout.rows))]
         self._row_of = layout.device_of
-        self._hold(module, layout, devices)
-        self.optimizers = {s: optimizer(partition.parameters())   #: by stage, those with parameters
-                           for s, partition in self._partitions.items()
-                           if optimizer and any(True for _ in partition.parameters())}
-        if self._last in self._partitions:
-            self._with_loss = WithLoss(self._partitions[self._last], loss_fn).to(self.devices[-1].torch)
+        if ranks and devices is None:
+            devices = [device_of_rank(ranks.index)]
+        self._held = Held(module, self.balance, layout, self._rows, devices)
+        self.module, self.devices = self._held.module, self._held.devices   #: of this process
+        self.optimizers = self._held.optimizers(optimizer)   #: by stage
+        if self._last in self._held.partitions:
+            self._with_loss = WithLoss(self._held.partitions[self._last], loss_fn).to(
+                self.devices[-1].torch)
         self._plans: dict[tuple, tuple[Schedule, Schedule]] = {}
         self._turn = turn_of(module)
         if replicas:
             replicas.start_alike([*self.module.parameters(), *self.module.buffers()])
         self._spans: list[list[SpanFields]] = [[] for _ in layout.rows]
-
-    def _hold(self, module: nn.Sequential, layout: Schedule, devices: Sequence[Any] | None) -> None:
-        """Cut the module, and keep the stages of this process on its devices."""
-        partitions = split(module, self.balance)
-        self._partitions = {s: partitions[s] for s, row in sorted(layout.device_of.items())
-                            if row in self._rows}
-        held = [nn.ModuleList(partition for s, partition in self._partitions.items()
-                              if layout.device_of[s] == row) for row in self._rows]
-        if self.ranks and devices is None:
-            devices = [_device_of_rank(self.ranks.index)]
-        self.devices = place(held, devices)   #: of this process
-        self._device_of = {s: self.devices[self._rows.index(layout.device_of[s])]
-                           for s in self._partitions}
-        #: The layers of this process, under their names: state_dict has the keys of the plain model.
-        self.module = nn.Sequential(OrderedDict(
-            named for partition in self._partitions.values() for named in partition.named_children()))
-        self.module.training = module.training
 
     def step(self, x: Any, y: Any) -> torch.Tensor:
         """Train on one mini-batch; its loss, a tensor without a graph (on every rank).
@@ -202,7 +186,7 @@ class Pipeline:
     def _agree(self, x: Any) -> tuple[list[int], int]:
         """The rows of every micro-batch, and the seed of the step."""
         rows = None if x is None else rows_of(x)
-        if rows is None and 0 in self._partitions:
+        if rows is None and 0 in self._held.partitions:
             raise TypeError('the first stage needs the inputs: step(x, y)')
         told, seed = rows, int(torch.randint(2**62, (), dtype=torch.int64, device='cpu'))
         if self.ranks:
@@ -218,17 +202,17 @@ class Pipeline:
         """Run the schedule; what the last stage returned, a value a micro-batch, if it is here."""
         whole, schedule = self._plan(purpose, len(rows), y is not None or purpose == 'training')
         feed: dict[Message, Any] = {}
-        if 0 in self._partitions:
+        if 0 in self._held.partitions:
             feed |= {activation(0, i): part for i, part in enumerate(scatter(x, len(rows)))}
         collect = []
-        if self._last in self._partitions:
+        if self._last in self._held.partitions:
             feed |= self._targets(y, rows, whole)
             collect = [activation(self._last + 1, i) for i in range(len(rows))]
         context = Context.capture(self.devices, seed)
-        stages = {s: self._stage(s, schedule).begin(context, len(rows)) for s in self._partitions}
+        stages = {s: self._stage(s, schedule).begin(context, len(rows)) for s in self._held.partitions}
         mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(
             schedule, time_limit=self.time_limit)
-        with _telling_who_updated(stages):
+        with telling_who_updated(stages):
             values, self._spans = run(schedule, self._rows, self.devices, stages, feed, collect,
                                       whole=whole, mailbox=mailbox)
         return values
@@ -257,45 +241,21 @@ class Pipeline:
         if is_mean(self.loss_fn):
             verify_all_rows_count(self.loss_fn, y)
         parts = zip(scatter(y, len(rows)), shares(rows, whole.update_every, self.loss_fn))
-        return {message: value for i, part in enumerate(parts) for message, value in (
-            (target(self._last, i), part), (gradient(self._last, i), [torch.ones(())]))}
+        feed: dict[Message, Any] = {target(self._last, i): part for i, part in enumerate(parts)}
+        if any(op.kind == 'U' for op in whole):
+            feed |= {gradient(self._last, i): [torch.ones(())] for i in range(len(rows))}
+        return feed
 
     def _stage(self, s: int, schedule: Schedule) -> Stage:
         takes_targets = any(op.message == target(s, 0) for op in schedule.rows[self._row_of[s]])
-        module = self._with_loss if takes_targets else self._partitions[s]
-        return Stage(s, module, self._device_of[s], self.optimizers.get(s),
+        module = self._with_loss if takes_targets else self._held.partitions[s]
+        return Stage(s, module, self._held.device_of[s], self.optimizers.get(s),
                      self.replicas and self.replicas.average)
 
     def _tell_all(self, loss: torch.Tensor | None) -> torch.Tensor:
         """The loss, which the rank of the last stage has, on all ranks, and of all replicas."""
-        if self.replicas and self._last in self._partitions:
+        if self.replicas and self._last in self._held.partitions:
             loss = self.replicas.loss(loss)
         if not self.ranks:
             return loss
         return self.ranks.tell(self._row_of[self._last], loss)
-
-
-@contextlib.contextmanager
-def _telling_who_updated(stages: dict[int, StageStep]) -> Iterator[None]:
-    """If a step ends half-way, say which weights it has changed."""
-    try:
-        yield
-    except BaseException as error:
-        done = [str(s) for s, stage in stages.items() if stage.updates]
-        if done:
-            error.add_note(f'the weights of stages {", ".join(done)} have been updated in this step, '
-                           f'those of others perhaps not: load a checkpoint before you go on')
-        raise
-
-
-def _is_distributed(devices: Sequence[Any] | None) -> bool:
-    """Does this process work with others, and is it to hold one row only?"""
-    distributed = torch.distributed
-    return (distributed.is_available() and distributed.is_initialized()
-            and distributed.get_world_size() > 1 and (devices is None or len(devices) == 1))
-
-
-def _device_of_rank(index: int) -> Device:
-    if torch.cuda.is_available():
-        return Device(torch.device('cuda', torch.cuda.current_device()))
-    return Device('cpu', index=index)

@@ -18,7 +18,8 @@ shadows are handed on once for many micro-batches: to the caller's graph at the 
 (GPipe), or to the parameters and their optimizer at an update (Pipeline).
 """
 
-from collections.abc import Callable, Collection
+import contextlib
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -212,6 +213,19 @@ class StageStep:
         if storage(tensor) in self._buffers:
             detached = detached.clone()
         return detached.requires_grad_(tensor.requires_grad)
+
+
+@contextlib.contextmanager
+def telling_who_updated(stages: dict[int, StageStep]) -> Iterator[None]:
+    """If a step ends half-way, say which weights it has changed."""
+    try:
+        yield
+    except BaseException as error:
+        done = [str(s) for s, stage in stages.items() if stage.updates]
+        if done:
+            error.add_note(f'the weights of stages {", ".join(done)} have been updated in this step, '
+                           f'those of others perhaps not: load a checkpoint before you go on')
+        raise
 
 
 def _copied(inputs: Any) -> Any:
