@@ -182,15 +182,14 @@ def test_an_operation_that_makes_no_sense_is_refused_with_the_remedy() -> None:
     assert "take 'sum'" in integers and "'max' (any)" in booleans and "'mean'" in name
 
 
-def _late(patience: float) -> tuple[str, int, float]:
+def _late(patience: float) -> tuple[str, int]:
     group = Group(dist.new_group(), time_limit=patience)
-    start = time.monotonic()
     if group.rank == 1:
         time.sleep(4 * patience)
-        return '', -1, 0.0
+        return '', -1
     with pytest.raises(PeerError) as caught:
         all_reduce(torch.ones(4), group)
-    return str(caught.value), caught.value.peer, time.monotonic() - start
+    return str(caught.value), caught.value.peer
 
 
 @pytest.mark.parametrize('ranks', [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -198,8 +197,7 @@ def test_a_late_rank_is_named_by_all_when_the_time_limit_passes(ranks: int) -> N
     told = launch(_late, ranks, args=(1.0,))
     said = told[2 % ranks][0]   # by the rank that waits for rank 1 itself
     assert f'rank {2 % ranks}, all_reduce: rank 1 did not take part within 1 s' in said
-    assert {peer for rank, (_, peer, _) in enumerate(told) if rank != 1} == {1}
-    assert all(0.9 < seconds < 10 for rank, (_, _, seconds) in enumerate(told) if rank != 1)
+    assert {peer for rank, (_, peer) in enumerate(told) if rank != 1} == {1}
 
 
 def _dying(victim: int, folder: str) -> None:

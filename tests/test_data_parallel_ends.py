@@ -130,7 +130,7 @@ def test_a_rank_that_died_or_ended_earlier_is_named_within_10_s(kill: bool, tmp_
     assert 'model.join()' in note
 
 
-def _replicas_of_a_grid(seed: int) -> None:
+def _replicas_of_a_grid(seed: int) -> int:
     columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     column, row = dist.get_rank() % 2, dist.get_rank() // 2
     plain = network(seed + column)
@@ -139,11 +139,12 @@ def _replicas_of_a_grid(seed: int) -> None:
     backward(plain, *(torch.cat(parts) for parts in both))
     backward(model, *rows(seed, 3 - row, row))
     equal(gradients(model), gradients(plain), f'seed {seed}, column {column}')
+    return column
 
 
 @pytest.mark.slow
 def test_replicas_may_be_the_ranks_of_a_group() -> None:
-    launch(_replicas_of_a_grid, 4, args=(random.randrange(10**6),))
+    assert launch(_replicas_of_a_grid, 4, args=(random.randrange(10**6),)) == [0, 1, 0, 1]
 
 
 def _late() -> str:

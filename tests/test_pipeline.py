@@ -11,7 +11,9 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from fewgpu import Pipeline
-from fewgpu.schedule import CHECKPOINTS, SCHEDULES, Schedule, ScheduleError, gpipe, with_messages
+from fewgpu.schedule import (CHECKPOINTS, SCHEDULES, Schedule, ScheduleError, gpipe, with_messages,
+                             with_updates)
+from fewgpu.schedule.named import schedule_maker
 from tests import delayed
 from tests.networks import evenly
 
@@ -151,11 +153,9 @@ def test_the_trace_is_a_linearisation_of_the_schedule(cut: dict) -> None:
         for span in row:
             if span.op.kind == 'recv' and span.op.message in sent:
                 assert sent[span.op.message] <= span.end
-    plain = SCHEDULES[cut['schedule']]
-    if cut['schedule'] != 'interleaved':
-        wanted = plain(len(cut['balance']), cut['chunks']).rows
-        assert [[op for op in map(lambda span: span.op, row) if op.kind in 'FBIW'] for row in rows] \
-            == [[op for op in row if op.kind != 'U'] for row in wanted]
+    make = schedule_maker(cut['schedule'], len(cut['balance']), len(cut['devices']))
+    done = [tuple(span.op for span in row if span.op.kind in 'FBIWU') for row in rows]
+    assert done == [*with_updates(make(cut['chunks'])).rows]
 
 
 def test_losses_of_unequal_micro_batches_are_weighted_by_their_rows() -> None:
