@@ -121,6 +121,13 @@ def test_every_schedule_is_shown_and_written(name, tmp_path):
     assert json.loads(written['.json'].read_text())['traceEvents']
 
 
+def test_variants_of_a_schedule_have_files_of_their_own(tmp_path):
+    for arguments in (['gpipe'], ['gpipe', '--recompute', 'always'], ['interleaved'],
+                      ['interleaved', '--v', 3]):
+        assert run(*arguments, '--out', tmp_path).exit_code == 0
+    assert len(list(tmp_path.glob('*.png'))) == 4
+
+
 def terminal(width, colour):
     return Console(force_terminal=True, width=width, color_system='truecolor' if colour else None,
                    record=True, file=sys.stderr, highlight=False)
@@ -152,6 +159,7 @@ def test_a_terminal_shows_blocks_where_they_fit_and_else_the_order(colour):
     (['gpipe', '--backward', 'inf'], 'more than 0 units'),
     (['gpipe', '--stages', 1000, '--chunks', 1000], 'more than can be shown'),
     (['gpipe', '--stages', 64, '--measure'], 'at most 16'),
+    (['gpipe', '--latency', 1, '--measure'], '--measure takes the times that it measures'),
 ])
 def test_what_cannot_be_drawn_is_one_sentence(arguments, sentence, tmp_path):
     done = run(*arguments, '--out', tmp_path, COLUMNS='400')

@@ -304,6 +304,8 @@ def test_a_wrong_hand_written_schedule_is_explained_before_anything_runs() -> No
     ({'optimizer': torch.optim.SGD([torch.zeros(1)])}, TypeError, 'pass what makes it'),
     ({'checkpoint': 'sometimes'}, ValueError, "'always', 'except_last', or 'never'"),
     ({'devices': ['cpu']}, IndexError, 'too few devices'),
+    ({'devices': 2}, TypeError, 'devices are a list, one a stage'),
+    ({'schedule': gpipe(2, 2)}, TypeError, 'pass a function of stages and micro-batches'),
     ({'schedule': 'interleaved', 'balance': [1, 1, 1], 'devices': ['cpu'] * 2}, ValueError,
      'cannot be dealt out to 2 devices'),
 ])

@@ -309,3 +309,10 @@ def test_the_names_of_devices_and_all_schedules_simulate() -> None:
         timeline = simulate(with_updates(make(3, 6)))
         assert timeline.names == ('device 0', 'device 1', 'device 2')
         assert all(span.version is not None for row in timeline.rows for span in row)
+
+
+@pytest.mark.parametrize('wrong', [{'F': -1.0}, {'B': [1.0, -2.0]}, {'W': 'long'}, {'bandwidth': 0.0},
+                                   {'latency': float('nan')}])
+def test_costs_that_cannot_be_are_refused(wrong: dict) -> None:
+    with pytest.raises(ValueError, match='a number of at least 0|above 0 bytes/s'):
+        Costs(**wrong)

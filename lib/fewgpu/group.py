@@ -19,6 +19,8 @@ Parts = Sequence[tuple[torch.Tensor, int]]   # tensors, each with the rank at it
 class PeerError(RuntimeError):
     """A rank that is waited for is gone, or late. `peer` is its rank (among all ranks)."""
 
+    is_of_another_rank = True   # see fewgpu.launch: it raises that rank's own error, if it left one
+
     def __init__(self, message: str, peer: int = -1) -> None:   # the default lets it be unpickled
         super().__init__(message)
         self.peer = peer

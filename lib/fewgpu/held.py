@@ -1,7 +1,10 @@
 """The stages that this process holds: on threads all of them, on ranks those of one row."""
 
+import os
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -41,14 +44,25 @@ class Held:
 
 
 def is_distributed(devices: Sequence[Any] | None) -> bool:
-    """Does this process work with others, and is it to hold one row only?"""
+    """Does this process work with others, and is it to hold one row only?
+
+    Under torchrun the ranks meet here, if the script has not let them meet before.
+    """
     distributed = torch.distributed
-    return (distributed.is_available() and distributed.is_initialized()
-            and distributed.get_world_size() > 1 and (devices is None or len(devices) == 1))
+    if not distributed.is_available() or not (devices is None or len(devices) == 1):
+        return False
+    torchrun = {'RANK', 'MASTER_ADDR', 'TORCHELASTIC_RUN_ID'} <= {*os.environ}
+    if torchrun and not distributed.is_initialized():
+        if os.environ['MASTER_ADDR'] in ('localhost', '127.0.0.1') and sys.platform == 'linux':
+            os.environ.setdefault('GLOO_SOCKET_IFNAME', 'lo')   # not every host's name can be resolved
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ['LOCAL_RANK']) % torch.cuda.device_count())
+        distributed.init_process_group('gloo', timeout=timedelta(days=7))   # Ranks wait themselves
+    return distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def device_of_rank(index: int) -> Device:
-    """The current GPU (torchrun's scripts set it), or a virtual device."""
+    """The current GPU, or a virtual device."""
     if torch.cuda.is_available():
         return Device(torch.device('cuda', torch.cuda.current_device()))
     return Device('cpu', index=index)

@@ -117,7 +117,7 @@ def _first_failure(processes: Sequence['_Process'], lines: queue.SimpleQueue,
         _show(lines, _LOOK)
         if any(process.has_failed() for process in processes):
             _show(lines, _LAST_WORDS)
-            return min((p for p in processes if p.has_failed()), key=_Process.failed_when)
+            return min((p for p in processes if p.has_failed()), key=_Process.failed_how)
         if end is not None and time.monotonic() > end:
             running = [process for process in processes if not process.has_returned()]
             for process in running:
@@ -173,6 +173,11 @@ class _Process:
     def failed_when(self) -> float:
         """For comparison. Who died without a word was first: it made the others fail."""
         return self._error.stat().st_mtime if self._error.exists() else 0.0
+
+    def failed_how(self) -> tuple[bool, float]:
+        """For comparison: an error that tells of another rank's comes last, then the time counts."""
+        other = self._error.exists() and getattr(self.error(), 'is_of_another_rank', False)
+        return other, self.failed_when()
 
     def error(self) -> BaseException:
         """Why it failed, once it has ended."""

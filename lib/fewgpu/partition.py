@@ -51,11 +51,19 @@ def split(module: nn.Sequential, balance: list[int]) -> nn.ModuleList:
                          for count in balance)
 
 
+def verify_devices(devices: Any) -> None:
+    """Raises TypeError for a number or a name."""
+    if isinstance(devices, (int, str, Device, torch.device)):
+        raise TypeError(f'devices are a list, one a stage, not {devices!r}: '
+                        f"get_devices(n), or ['cpu'] * n")
+
+
 def place(partitions: nn.ModuleList, devices: Iterable[Any] | None) -> list[Device]:
     """Move every partition to its device, in order; the devices that are used.
 
     Raises IndexError if there are fewer devices than partitions, ValueError if one is used twice.
     """
+    verify_devices(devices)
     if devices is None:
         chosen = choose_devices(len(partitions))
     else:
@@ -95,5 +103,5 @@ While a model still changes, let its balance be measured:
     from fewgpu.balance import balance_by_time
 
     balance = balance_by_time(stages, model, sample)   # a mini-batch of any size
-    model = GPipe(model, balance, ...)
+    model = GPipe(model, balance, ...)   # or Pipeline(model, balance, ...)
 """

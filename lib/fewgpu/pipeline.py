@@ -9,8 +9,9 @@
 The last stage computes the loss, micro-batch by micro-batch, so a backward may begin before all
 forwards are done. (With GPipe, the module, the caller computes the loss of the mini-batch.)
 
-Under torchrun or `fewgpu.launch` every rank runs this same script, makes the same model, and calls
-`step` with the same mini-batch; it keeps and trains its own stages only.
+Under torchrun or `fewgpu.launch` (or wherever torch.distributed is initialised) every rank runs this
+same script, makes the same model, and calls `step` with the same mini-batch; it keeps and trains its
+own stages only.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from fewgpu.context import Context
 from fewgpu.held import Held, MakeOptimizer, device_of_rank, is_distributed
 from fewgpu.loss import LossFn, WithLoss, is_mean, shares, total, verify_all_rows_count
 from fewgpu.microbatch import gather, rows_of, scatter, sizes
-from fewgpu.partition import turn_of, verify_balance, verify_module
+from fewgpu.partition import turn_of, verify_balance, verify_devices, verify_module
 from fewgpu.run import SpanFields, run
 from fewgpu.schedule import (Message, Schedule, activation, gradient, target, with_messages,
                              with_recompute, with_updates)
@@ -51,9 +52,11 @@ class Pipeline:
         devices: one a row of the schedule; by default the GPUs, or virtual CPU devices where there
             is none. On ranks: this rank's one device.
         loss_fn: from (output, target) of a micro-batch to its loss: a mean over the rows, or a sum if
-            it says reduction='sum' (an attribute, or bound by functools.partial).
-        optimizer: makes an optimizer from those of a stage's parameters that are trained. Without, `step` adds gradients to
-            the parameters' `.grad`, as a backward does, and what follows is the caller's.
+            it says reduction='sum' (an attribute, or bound by functools.partial; a lambda cannot say
+            so, and is taken for a mean).
+        optimizer: makes an optimizer from those of a stage's parameters that are trained. Without,
+            `step` adds gradients to the parameters' `.grad`, as a backward does, and what follows is
+            the caller's.
         checkpoint: which micro-batches are recomputed: see `fewgpu.schedule.with_recompute`.
         ranks: the ranks that hold the rows of the schedule (`fewgpu.transport.Ranks`); by default
             all of torch.distributed, if it is initialised and `devices` does not list one a row.
@@ -75,6 +78,7 @@ class Pipeline:
                  checkpoint: str = 'never', ranks: 'Ranks | None' = None,
                  replicas: 'Replicas | None' = None, time_limit: float | None = None) -> None:
         verify_module(module)
+        verify_devices(devices)
         self.balance = verify_balance(module, balance)
         if chunks < 1:
             raise ValueError(f'a mini-batch has at least one micro-batch: chunks is {chunks}')
@@ -110,9 +114,11 @@ class Pipeline:
                 self.devices[-1].torch)
         self._plans: dict[tuple, tuple[Schedule, Schedule]] = {}
         self._turn = turn_of(module)
+        self._names = ([f'rank {rank}' for rank in ranks.members] if ranks else
+                       [device.name for device in self.devices])
         if replicas:
             replicas.start_alike([*self.module.parameters(), *self.module.buffers()])
-        self._spans: list[list[SpanFields]] = [[] for _ in layout.rows]
+        self._latest, self._spans = layout, [[] for _ in layout.rows]   # the schedule and its spans
 
     def step(self, x: Any, y: Any) -> torch.Tensor:
         """Train on one mini-batch; its loss, a tensor without a graph (on every rank).
@@ -147,11 +153,19 @@ class Pipeline:
 
     @property
     def trace(self) -> Timeline:
-        """What the latest step did, a row a device; on ranks, only this rank's row is filled."""
-        names = [device.name for device in self.devices]
-        if self.ranks:
-            names = [f'rank {rank}' for rank in range(self.ranks.size)]
-        return Timeline.of(self._spans, names)
+        """What the latest step did, a row a device; on ranks, only this rank's row is filled (see
+        `gather_trace`). Bytes are counted on devices with a ledger: `devices[0].meter()` before."""
+        return Timeline.of(self._spans, self._names)
+
+    def gather_trace(self) -> Timeline:
+        """On ranks: `trace` of all of them. All call it. (The clocks of one machine are the same; those
+        of several machines, and GPUs, are not compared.)"""
+        rows = []
+        for row, ops in enumerate(self._latest.rows if self.ranks else ()):
+            mine = [tuple(span[1:]) for span in self._spans[row]]
+            fields = self.ranks.tell(row, mine)
+            rows.append([(op, *values) for op, values in zip(ops, fields)])
+        return Timeline.of(rows, self._names) if self.ranks else self.trace
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Of the stages of this process."""
@@ -212,6 +226,7 @@ class Pipeline:
         stages = {s: self._stage(s, schedule).begin(context, len(rows)) for s in self._held.partitions}
         mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(
             schedule, time_limit=self.time_limit)
+        self._latest = schedule
         with telling_who_updated(stages):
             values, self._spans = run(schedule, self._rows, self.devices, stages, feed, collect,
                                       whole=whole, mailbox=mailbox)

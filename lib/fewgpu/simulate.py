@@ -42,6 +42,15 @@ class Costs:
     for_W: PerStage = 0         #: bytes of the stash that stay from I to W
     weights: PerStage = 0       #: bytes of one weight version
 
+    def __post_init__(self) -> None:
+        for name, values in vars(self).items():
+            each = values if isinstance(values, Sequence) and not isinstance(values, str) else [values]
+            for value in each:
+                if value is not None and not (isinstance(value, Real) and value >= 0):
+                    raise ValueError(f'a cost is a number of at least 0, not {name}={values!r}')
+        if not self.bandwidth > 0:
+            raise ValueError('bandwidth is above 0 bytes/s; a link without limit has math.inf')
+
     @classmethod
     def measured(cls, timeline: Timeline) -> 'Costs':
         """The median seconds of every kind and stage in a real run; messages and bytes stay 0.

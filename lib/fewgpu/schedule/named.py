@@ -15,6 +15,10 @@ def schedule_maker(schedule: str | Callable[[int, int], Schedule], stages: int,
     Raises ValueError for an unknown name, or stages that cannot be dealt out; the function raises
     ScheduleError if a schedule that is not ours breaks a law (see `check`).
     """
+    if isinstance(schedule, Schedule):
+        raise TypeError(f'the schedule {schedule.name} is for {schedule.micro_batches} micro-batches, '
+                        f'and a mini-batch may have fewer: pass a function of stages and micro-batches '
+                        f'that returns one')
     if callable(schedule):
         return lambda micro_batches: _checked(schedule(stages, micro_batches), stages, micro_batches)
     if schedule not in SCHEDULES:

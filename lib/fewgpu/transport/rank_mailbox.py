@@ -12,6 +12,8 @@ from fewgpu.transport.signs import Sign
 class RankFailed(RuntimeError):
     """Another rank failed, died, or ended too early. (The rank that failed has its own error.)"""
 
+    is_of_another_rank = True   # see fewgpu.launch: it raises that rank's own error, if it left one
+
 
 class Wire(Protocol):
     """What a mailbox needs of `fewgpu.transport.ranks.Ranks`. Members are counted by rows."""

@@ -46,6 +46,9 @@ def draw(
         plan = make(schedule, stages, chunks, v=v, recompute=recompute, update=update)
     except ValueError as error:
         raise typer.BadParameter(str(error).partition('\n')[0]) from None
+    if measure and (forward, backward, update, latency) != (1.0, 2.0, 0.0, 0.0):
+        raise typer.BadParameter('--measure takes the times that it measures: leave --forward, '
+                                 '--backward, --update and --latency out')
     if measure and len(plan.rows) > MOST_MEASURED:
         raise typer.BadParameter(f'--measure runs at most {MOST_MEASURED} devices, not '
                                  f'{len(plan.rows)}')
@@ -56,7 +59,7 @@ def draw(
     console = Console(highlight=False)
     if measure:
         from fewgpu.workshop.predicted import compare_with_run
-        return compare_with_run(console, plan, recompute, out)
+        return compare_with_run(console, plan, recompute, out / stem(plan, recompute))
     held = plan.stages // len(plan.rows)   # stages share the work of their device
     costs = Costs(F=forward / held, B=backward / held, I=backward / held / 2,
                   W=backward / held / 2, U=update / held, latency=latency,
@@ -67,7 +70,8 @@ def draw(
     plain = recompute == 'never' and not latency + update
     for sentence in facts(plan, timeline, costs, plain=plain):
         console.print(sentence, soft_wrap=not console.is_terminal)
-    write(console, timeline, out / stem(plan), title(plan), unit=UNIT, counts='stashes')
+    write(console, timeline, out / stem(plan, recompute), title(plan, recompute), unit=UNIT,
+          counts='stashes')
 
 
 def make(name: str, stages: int, chunks: int, *, v: int = 2, recompute: str = 'never',
@@ -86,14 +90,19 @@ def make(name: str, stages: int, chunks: int, *, v: int = 2, recompute: str = 'n
     return with_updates(plan) if update else plan
 
 
-def title(plan: Schedule) -> str:
+def title(plan: Schedule, recompute: str = 'never') -> str:
     devices = f'{len(plan.rows)} devices, ' if plan.stages > len(plan.rows) else ''
-    return f'{plan.name}: {devices}{plan.stages} stages, {plan.micro_batches} micro-batches'
+    again = '' if recompute == 'never' else f', recompute {recompute}'
+    return f'{plan.name}: {devices}{plan.stages} stages, {plan.micro_batches} micro-batches{again}'
 
 
-def stem(plan: Schedule) -> str:
+def stem(plan: Schedule, recompute: str = 'never') -> str:
     """What its files are called."""
-    return f'{plan.name}-{len(plan.rows)}x{plan.micro_batches}'
+    sizes = [len(plan.rows), plan.micro_batches]
+    if plan.stages > len(plan.rows):   # and how many stages a device holds
+        sizes.append(plan.stages // len(plan.rows))
+    again = '' if recompute == 'never' else f'-recompute-{recompute}'
+    return f"{plan.name}-{'x'.join(map(str, sizes))}{again}"
 
 
 def show(console: Console, plan: Schedule, timeline: Timeline) -> None:

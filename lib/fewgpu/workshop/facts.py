@@ -20,6 +20,10 @@ def facts(schedule: Schedule, timeline: Timeline, costs: Costs, *, plain: bool) 
     if schedule.weights != 'latest':
         yield 'It never flushes: of a longer run, only the start and the end are such a bubble.'
     yield f'Micro-batches stashed at peak, {_by_stage(stashes(schedule))}.'
+    if any(op.kind in 'RW' for op in schedule) or schedule.stages > len(schedule.rows):
+        peaks = [timeline.peak(device) for device in range(len(schedule.rows))]
+        yield (f"In the picture, {_by_stage(peaks, 'device')}: all stages of a device, inputs that wait "
+               f'for their recompute, and what a W still needs count as stashes, too.')
     versions = versions_alive(schedule)
     if max(versions) > 1:
         yield f'Weight versions kept at peak, {_by_stage(versions)}.'
@@ -49,7 +53,7 @@ def textbook(schedule: Schedule, costs: Costs) -> tuple[str, float] | None:
     return '(n - 1) / (m + n - 1)', (n - 1) / (m + n - 1)
 
 
-def _by_stage(figures: Sequence[int]) -> str:
+def _by_stage(figures: Sequence[int], what: str = 'stage') -> str:
     if len(set(figures)) == 1:
-        return f'on every stage: {figures[0]}'
-    return f"stage 0 to {len(figures) - 1}: {', '.join(map(str, figures))}"
+        return f'on every {what}: {figures[0]}'
+    return f"{what} 0 to {len(figures) - 1}: {', '.join(map(str, figures))}"

@@ -23,7 +23,7 @@ from fewgpu.plot.looks import GREY, LOOKS, size
 from fewgpu.schedule import Schedule, with_updates
 from fewgpu.simulate import Costs, simulate
 from fewgpu.trace import WAITS, Span, Timeline
-from fewgpu.workshop.draw import save, say, stem, title
+from fewgpu.workshop.draw import save, say, title
 from fewgpu.workshop.machine import cores
 
 WIDTH, LAYERS, ROWS = 1024, 4, 64   # of a layer; in a device's stages; in a micro-batch
@@ -87,22 +87,24 @@ def _growth(timeline: Timeline, stage: int) -> dict[str, float]:
     return {'stash': stash, 'input': max(forward, 0), 'for_W': max(stash + half, 0)}
 
 
-def compare_with_run(console: Console, plan: Schedule, recompute: str, out: Path) -> None:
-    """Run it, and show and write what was predicted beside what was measured."""
+def compare_with_run(console: Console, plan: Schedule, recompute: str, path: Path) -> None:
+    """Run it, and show and write what was predicted beside what was measured; `path` without the
+    end of a file's name."""
     console.print('Running a few steps ...', style='dim')
     predicted, measured, what = run(plan, recompute)
-    console.print(title(plan), style='bold')
+    console.print(title(plan, recompute), style='bold')
     console.print(what, soft_wrap=not console.is_terminal)
     for table in (_operations(predicted, measured), _devices(predicted, measured)):
         console.print()
         console.print(table)
     console.print()
-    path = out / f'{stem(plan)}-measured'
-    figure = plot.timelines({'Predicted from another step': predicted, 'Measured': measured})
-    figure.suptitle(f'{title(plan)}, on virtual devices', x=0.008, ha='left', fontsize=10,
+    path = path.with_name(f'{path.name}-measured')
+    figure = plot.timelines({'Predicted, with the durations of another step': predicted,
+                             'Measured': measured})
+    figure.suptitle(f'{title(plan, recompute)}, on virtual devices', x=0.008, ha='left', fontsize=10,
                     color=GREY)
     save(console, 'Picture', figure, path)
-    measured.to_html(f'{path}.html', title=f'{title(plan)}, measured')
+    measured.to_html(f'{path}.html', title=f'{title(plan, recompute)}, measured')
     say(console, 'Page', f'{path}.html')
     with open(f'{path}.csv', 'w', newline='', encoding='utf-8') as file:
         csv.writer(file).writerows(_all_operations(predicted, measured))
