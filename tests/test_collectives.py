@@ -239,3 +239,25 @@ def _by_hand(rank: int, size: int, folder: str, victim: int) -> None:
     dist.init_process_group('gloo', rank=rank, world_size=size,
                             store=dist.FileStore(f'{folder}/store', size))
     _dying(victim, folder)
+
+
+def _odd() -> list[str]:
+    group, said = Group(dist.new_group(), time_limit=5.0), []
+    pieces = [torch.zeros(1)] * group.size
+    for root in (-2, group.size):
+        for call in (lambda: broadcast(torch.zeros(1), group, root),
+                     lambda: reduce(torch.zeros(1), group, root),
+                     lambda: scatter(torch.zeros(1), pieces, group, root),
+                     lambda: gather(torch.zeros(1), pieces, group, root)):
+            with pytest.raises(ValueError) as caught:
+                call()
+            said.append(str(caught.value))
+    conjugated = torch.tensor([1j, 2 + 1j, 3]).conj()
+    all_reduce(conjugated, group)
+    return [*said, str(conjugated.resolve_conj().tolist())]
+
+
+def test_a_root_that_is_none_is_refused_and_a_conjugated_tensor_is_reduced() -> None:
+    for said in launch(_odd, 2):
+        assert all('one of the ranks 0 to 1' in sentence for sentence in said[:-1])
+        assert said[-1] == str([-2j, 4 - 2j, 6 + 0j])

@@ -333,3 +333,98 @@ def test_a_loss_that_is_no_number_is_named_with_its_stage() -> None:
     with pytest.raises(TypeError, match='one number for a micro-batch.*shape') as caught:
         pipeline.step(*batches(1, 4)[0])
     assert 'in stage 1' in caught.value.__notes__[0]
+
+
+class Net(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 10
+
+
+def hooked() -> nn.Sequential:
+    model = layers(2)
+    model.register_forward_hook(lambda module, inputs, output: output * 10)
+    return model
+
+
+def with_buffer() -> nn.Sequential:
+    model = layers(2)
+    model.register_buffer('mean', torch.ones(3))
+    return model
+
+
+def sharing() -> nn.Sequential:
+    first, second = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    second.running_mean = first.running_mean
+    return nn.Sequential(first, second)
+
+
+@pytest.mark.parametrize('model, message', [
+    (lambda: Net(*layers(2)), 'does more than to apply its layers'),
+    (hooked, 'does more than to apply its layers'),
+    (with_buffer, 'of its own, beside its layers'),
+    (sharing, 'two layers share a buffer')])
+def test_what_a_cut_would_leave_out_or_tear_apart_is_refused(model, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        Pipeline(model(), [1, 1], devices=['cpu'] * 2, loss_fn=mse)
+
+
+@pytest.mark.parametrize('make, message', [
+    (lambda parameters: None, 'returned None'), (torch.optim.LBFGS, 'LBFGS computes the loss several')])
+def test_an_optimizer_that_a_pipeline_cannot_use_is_refused(make, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        Pipeline(layers(2), [1, 1], devices=['cpu'] * 2, loss_fn=mse, optimizer=make)
+
+
+@pytest.mark.parametrize('loss_fn, message', [
+    (lambda output, target: mse(output, target, reduction='sum'), "partial.*reduction='sum'"),
+    (nn.MSELoss(reduction='sum').forward, None),
+    (lambda output, target: (output - target).abs().max(), 'none: the loss of a mini-batch'),
+    (lambda output, target: torch.tensor(3.0), 'nothing would be trained')])
+def test_a_loss_is_put_to_the_test_when_it_is_first_used(loss_fn, message: str | None) -> None:
+    pipeline = Pipeline(layers(2), [1, 1], devices=['cpu'] * 2, chunks=2, loss_fn=loss_fn)
+    [(x, y)] = batches(1, 8)
+    if message is None:
+        torch.testing.assert_close(pipeline.step(x, y), loss_fn(pipeline.module(x), y).detach())
+        return
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        pipeline.step(x, y)
+
+
+def test_a_failed_update_leaves_nothing_for_the_next_one() -> None:
+    class Flaky(torch.optim.SGD):
+        fails = True
+
+        def step(self, closure=None):
+            if self.fails:
+                raise RuntimeError('disk full')
+            return super().step(closure)
+
+    model, [(x, y)] = layers(3), batches(1, 8)
+    pipeline = Pipeline(model, [1, 2], devices=['cpu'] * 2, chunks=4, loss_fn=mse,
+                        optimizer=lambda parameters: Flaky(parameters, lr=0.1))
+    saved = copy.deepcopy(pipeline.state_dict())
+    with pytest.raises(RuntimeError, match='disk full'):
+        pipeline.step(x, y)
+    Flaky.fails = False
+    pipeline.load_state_dict(saved)
+    plain = copy.deepcopy(model)
+    pipeline.step(x, y)
+    plain.zero_grad()
+    plain_steps(plain, [(x, y)], torch.optim.SGD(plain.parameters(), lr=0.1))
+    torch.testing.assert_close(pipeline.state_dict(), plain.state_dict())
+
+
+def test_a_loss_that_calls_its_own_pipeline_is_refused_rather_than_hangs() -> None:
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        pipeline.eval_step(x)
+        return mse(output, target)
+
+    [(x, y)] = batches(1, 8)
+    pipeline = Pipeline(layers(2), [1, 1], devices=['cpu'] * 2, chunks=2, loss_fn=loss_fn)
+    with pytest.raises(RuntimeError, match='a pipeline inside a pipeline'):
+        pipeline.step(x, y)
+
+
+def test_a_pipeline_says_that_it_is_not_copied() -> None:
+    with pytest.raises(TypeError, match='state_dict'):
+        copy.deepcopy(Pipeline(layers(2), [1, 1], devices=['cpu'] * 2, loss_fn=mse))

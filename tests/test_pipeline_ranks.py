@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fewgpu import Device, Pipeline, launch
+from fewgpu.launch import RankDied
 from fewgpu.link import Link
 from fewgpu.schedule import one_f_one_b, with_messages, with_updates
 
@@ -90,6 +91,38 @@ def uneven() -> float:
 def test_ranks_with_different_mini_batches_say_so() -> None:
     with pytest.raises(ValueError, match='this rank was given 7 rows, the rank of the first stage 8'):
         launch(uneven)
+
+
+def different(what: str) -> str:
+    options = {'balance': [1, 3], 'chunks': 4, 'optimizer': None}
+    if dist.get_rank():
+        options |= {'balance': {'balance': [3, 1]}, 'chunks': {'chunks': 2},
+                    'an optimizer': {'optimizer': torch.optim.SGD}}[what]
+    try:
+        Pipeline(network(), loss_fn=nn.functional.mse_loss, **options).step(*batch())
+    except Exception as error:
+        return str(error)
+    return ''
+
+
+def all_differences() -> list[str]:
+    return [different(what) for what in ('balance', 'chunks', 'an optimizer')]
+
+
+def test_ranks_that_make_different_pipelines_say_what_differs() -> None:
+    for of_rank in launch(all_differences):
+        for what, said in zip(('balance', 'chunks', 'an optimizer'), of_rank):
+            assert f'{what}: ' in said and 'on rank 1' in said and 'the same Pipeline' in said
+
+
+def exits() -> None:
+    if dist.get_rank():
+        sys.exit(0)
+
+
+def test_a_rank_that_exits_does_not_end_the_program() -> None:
+    with pytest.raises(RankDied, match=r'rank 1 of 2 called sys.exit\(0\)'):
+        launch(exits)
 
 
 SCRIPT = '''

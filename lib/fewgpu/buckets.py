@@ -5,6 +5,7 @@ most 512 numbers, but fits into two buckets of 25 MB. (Li et al., PyTorch Distri
 section 3.2.2; from memory)
 """
 
+import zlib
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -48,6 +49,11 @@ def cut(tensors: Sequence[torch.Tensor], megabytes: float) -> list[list[int]]:
         buckets[-1].append(index)
         filled += size
     return buckets
+
+
+def fingerprint(state: Iterable[tuple[str, torch.Tensor]]) -> int:
+    """The same number for the same names, shapes and dtypes in the same order."""
+    return zlib.crc32(repr([(name, *tensor.shape, tensor.dtype) for name, tensor in state]).encode())
 
 
 @torch.no_grad()

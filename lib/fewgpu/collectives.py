@@ -138,8 +138,14 @@ def reduce(tensor: torch.Tensor, group: Group, root: int = 0, op: str = 'sum') -
         tensor.copy_(partial / group.size if op == 'mean' else partial)
 
 
+def _verify_root(root: int, group: Group) -> None:
+    if not 0 <= root < group.size:
+        raise ValueError(f'the root is one of the ranks 0 to {group.size - 1} of the group, not {root}')
+
+
 def _tree(group: Group, root: int) -> list[tuple[int, int]]:
     """The edges (nearer to the root, farther) of a binomial tree, round by round from the root."""
+    _verify_root(root, group)
     edges, reached = [], 1
     while reached < group.size:
         edges += [(near, near + reached) for near in range(min(reached, group.size - reached))]
@@ -157,6 +163,7 @@ def scatter(tensor: torch.Tensor, pieces: Sequence[torch.Tensor] | None, group: 
     Pieces may differ in size. The root sends all but its own, (N-1)/N S bytes of S in all. Time
     (N-1) alpha + (N-1)/N S / beta.
     """
+    _verify_root(root, group)
     if group.rank != root:
         return group.exchange('scatter', receives=[(tensor, root)])
     group.exchange('scatter', sends=[(pieces[peer], peer) for peer in _others(group)])
@@ -173,6 +180,7 @@ def gather(tensor: torch.Tensor, pieces: Sequence[torch.Tensor] | None, group: G
     Pieces may differ in size. Every rank but the root sends its tensor. Time (N-1) alpha +
     (N-1)/N S / beta, since all S bytes but its own arrive at the root.
     """
+    _verify_root(root, group)
     if group.rank != root:
         return group.exchange('gather', sends=[(tensor, root)])
     group.exchange('gather', receives=[(pieces[peer], peer) for peer in _others(group)])

@@ -16,6 +16,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from fewgpu.buckets import fingerprint
 from fewgpu.collectives import Group, all_gather, broadcast
 from fewgpu.reducer import Reducer
 
@@ -70,13 +71,14 @@ class DataParallel(nn.Module):
         if not learned:
             raise ValueError('no parameter of the module requires a gradient: nothing to average')
         state = self._state()
-        facts = [len(learned), len(state), sum(tensor.numel() for tensor in state)]
+        facts = [len(learned), len(state), sum(tensor.numel() for tensor in state),
+                 fingerprint([*self.module.named_parameters(), *self.module.named_buffers()])]
         every = [torch.tensor(facts, device=learned[0].device) for _ in range(self._group.size)]
         all_gather(every, self._group)
         if any(theirs.tolist() != facts for theirs in every):
             found = ', '.join(f'rank {r} {theirs.tolist()}' for r, theirs in enumerate(every))
             raise ValueError(f'the ranks have different modules (learned parameters, tensors, '
-                             f'numbers): {found}')
+                             f'numbers, a checksum of names and shapes): {found}')
         self._take_state_of(0)
 
     def _state(self) -> list[torch.Tensor]:

@@ -124,12 +124,14 @@ class Group:
         return dist.get_global_rank(self.process_group, rank)
 
     def _as_sent(self, tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.detach().contiguous()
+        tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
         return tensor.cpu() if self._host_only else tensor
 
     def _landing(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself if it can receive, else one that is copied to it afterwards."""
         if self._host_only and tensor.device.type != 'cpu':
             return torch.empty(tensor.shape, dtype=tensor.dtype)
+        if tensor.is_conj() or tensor.is_neg():
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         return tensor if tensor.is_contiguous() else torch.empty_like(
             tensor, memory_format=torch.contiguous_format)

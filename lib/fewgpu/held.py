@@ -1,5 +1,6 @@
 """The stages that this process holds: on threads all of them, on ranks those of one row."""
 
+import inspect
 import os
 import sys
 from collections import OrderedDict
@@ -40,7 +41,16 @@ class Held:
         """One for every stage that has something to train."""
         trained = {s: [p for p in partition.parameters() if p.requires_grad]
                    for s, partition in self.partitions.items()}
-        return {s: make(iter(parameters)) for s, parameters in trained.items() if make and parameters}
+        made = {s: make(iter(parameters)) for s, parameters in trained.items() if make and parameters}
+        for optimizer in made.values():
+            if not hasattr(optimizer, 'step') or not hasattr(optimizer, 'zero_grad'):
+                raise TypeError(f'optimizer is to return an optimizer for the parameters that it is '
+                                f'given, and returned {optimizer!r}')
+            closure = inspect.signature(optimizer.step).parameters.get('closure')
+            if closure is not None and closure.default is closure.empty:
+                raise TypeError(f'{type(optimizer).__name__} computes the loss several times in a step, '
+                                f'which a pipeline cannot: choose another optimizer')
+        return made
 
 
 def is_distributed(devices: Sequence[Any] | None) -> bool:

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fewgpu.buckets import average_present
-from fewgpu.collectives import all_reduce, broadcast
+from fewgpu.buckets import average_present, fingerprint
+from fewgpu.collectives import all_gather, all_reduce, broadcast
 from fewgpu.group import Group
 from fewgpu.pipeline import Pipeline
 from fewgpu.transport.ranks import Ranks
@@ -32,9 +32,18 @@ class Replicas:
         self._group = group
         self._weight = 1.0
 
-    def start_alike(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Everybody takes those of replica 0."""
-        for tensor in tensors:
+    def start_alike(self, module: nn.Module) -> None:
+        """Everybody takes the parameters and buffers of replica 0. Raises ValueError if the replicas
+        do not have the same ones."""
+        state = [*module.named_parameters(), *module.named_buffers()]
+        device = state[0][1].device if state else 'cpu'
+        every = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(self._group.size)]
+        every[self._group.rank] += fingerprint(state)
+        all_gather(every, self._group)
+        if len({int(one) for one in every}) > 1:
+            raise ValueError('the replicas of a stage have different layers: every rank makes the same '
+                             'model and the same cut')
+        for _, tensor in state:
             broadcast(tensor.detach(), self._group)
 
     def begin(self, rows: int, device: torch.device, *, is_mean: bool) -> None:

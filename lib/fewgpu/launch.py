@@ -183,6 +183,9 @@ class _Process:
         """Why it failed, once it has ended."""
         if self._error.exists():
             error, trace = pickle.loads(self._error.read_bytes())
+            if isinstance(error, SystemExit):   # which would end this process, too
+                error = RankDied(f'{self._name} called sys.exit({error.code!r}) before its function '
+                                 f'returned')
             error.add_note(f'raised in {self._name}:\n{trace}')
             return error
         code = self._process.returncode

@@ -4,11 +4,15 @@ A mean loss over a mini-batch of n rows is the sum over its micro-batches of los
 loss is scaled, never the gradients that have added up.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
+
+from fewgpu.gate import flags
+from fewgpu.microbatch import rows_of, scatter
 
 LossFn = Callable[[Any, Any], torch.Tensor]
 
@@ -19,31 +23,58 @@ class WithLoss(nn.Module):
     def __init__(self, module: nn.Module, loss_fn: LossFn) -> None:
         super().__init__()
         self.module, self.loss_fn = module, loss_fn
+        self._is_mean = is_mean(loss_fn)
+        self._is_verified = False
 
     def forward(self, inputs: tuple[Any, tuple[Any, float]]) -> torch.Tensor:
         value, (target, share) = inputs
-        loss = self.loss_fn(self.module(value), target)
+        output = self.module(value)
+        loss = self.loss_fn(output, target)
         if not isinstance(loss, torch.Tensor) or loss.dim():
             raise TypeError(f'loss_fn returns one number for a micro-batch, a tensor without '
                             f'dimensions, not {_shape(loss)}')
+        if any(flags(output)) and not loss.requires_grad:
+            raise RuntimeError('the loss does not depend on the output, or not differentiably: '
+                               'nothing would be trained')
+        if not self._is_verified:
+            self._verify(output, target, loss)
         return loss * share
+
+    @torch.no_grad()
+    def _verify(self, output: Any, target: Any, loss: torch.Tensor) -> None:
+        """Once: is it the mean, or the sum, that it is said to be?"""
+        parts = [[*scatter(tree, 2)] for tree in (output, target)]
+        rows = [rows_of(part) for part in parts[1]]
+        if len(rows) < 2 or [rows_of(part) for part in parts[0]] != rows:
+            return   # not to be told from one row
+        self._is_verified = True
+        halves = [self.loss_fn(*pair) for pair in zip(*parts)]
+        mean, total = sum(a * b for a, b in zip(halves, rows)) / sum(rows), sum(halves)
+        if not torch.allclose(loss, mean if self._is_mean else total, rtol=1e-2, atol=1e-6):
+            known = torch.allclose(loss, total if self._is_mean else mean, rtol=1e-2, atol=1e-6)
+            raise ValueError(
+                f'loss_fn is taken for a {"mean over the rows" if self._is_mean else "sum"}, and it is '
+                + ("a sum: say so by loss_fn=functools.partial(loss, reduction='sum')"
+                   if known and self._is_mean else
+                   'none: the loss of a mini-batch is then not made of those of its micro-batches'))
 
 
 def is_mean(loss_fn: LossFn) -> bool:
-    """Is it a mean over the rows, or (with reduction='sum') a sum?
+    """Is it a mean over the rows, or (where it, or a part of it, says reduction='sum') a sum?
 
     Raises ValueError for what is neither (the mean of a mini-batch is then not made of the means of
     its micro-batches), TypeError for a loss that has parameters.
     """
-    options = {**getattr(loss_fn, 'keywords', {}), **getattr(loss_fn, '__dict__', {})}
-    if isinstance(loss_fn, nn.Module):
-        options |= dict(loss_fn.named_buffers())
-        if any(True for _ in loss_fn.parameters()):
-            raise TypeError('loss_fn has parameters, which no stage would train: put them into the '
-                            'last layer of the module')
-    if options.get('reduction', 'mean') == 'sum':
+    if isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.parameters()):
+        raise TypeError('loss_fn has parameters, which no stage would train: put them into the last '
+                        'layer of the module')
+    if not callable(loss_fn):
+        raise TypeError(f'loss_fn takes the output and the target of a micro-batch and returns its '
+                        f'loss, as nn.functional.cross_entropy does; {loss_fn!r} is none')
+    options = list(_options(loss_fn))
+    if any(option.get('reduction', 'mean') == 'sum' for option in options):
         return False
-    if options.get('weight') is not None:
+    if any(option.get('weight') is not None for option in options):
         raise ValueError("a weighted mean does not add up over micro-batches: use reduction='sum', "
                          'and divide the loss yourself')
     return True
@@ -51,13 +82,24 @@ def is_mean(loss_fn: LossFn) -> bool:
 
 def verify_all_rows_count(loss_fn: LossFn, target: Any) -> None:
     """Raises ValueError if the mean would leave out rows that have `ignore_index` as their target."""
-    index = getattr(loss_fn, 'ignore_index', getattr(loss_fn, 'keywords', {}).get('ignore_index', -100))
-    ignores = hasattr(loss_fn, 'ignore_index') or getattr(loss_fn, 'func', loss_fn) in (
-        nn.functional.cross_entropy, nn.functional.nll_loss)
-    if ignores and isinstance(target, torch.Tensor) and not target.is_floating_point() \
-            and bool((target == index).any()):
-        raise ValueError(f'targets of {index} are left out of the mean, which then does not add up '
-                         f"over micro-batches: use reduction='sum', and divide the loss yourself")
+    ignoring = getattr(loss_fn, 'func', loss_fn) in (nn.functional.cross_entropy, nn.functional.nll_loss)
+    indices = {option['ignore_index'] for option in _options(loss_fn) if 'ignore_index' in option} or (
+        {-100} if ignoring else set())
+    for leaf in pytree.tree_leaves(target):
+        if isinstance(leaf, torch.Tensor) and not leaf.is_floating_point() and not leaf.is_complex():
+            for index in indices:
+                if bool((leaf == index).any()):
+                    raise ValueError(f'targets of {index} are left out of the mean, which then does not '
+                                     f"add up over micro-batches: use reduction='sum', and divide the "
+                                     f'loss yourself')
+
+
+def _options(loss_fn: LossFn) -> Iterator[dict[str, Any]]:
+    """What the loss and its parts were told: by functools.partial, or as modules."""
+    yield getattr(loss_fn, 'keywords', {})
+    for owner in (loss_fn, getattr(loss_fn, 'func', None), getattr(loss_fn, '__self__', None)):
+        for part in owner.modules() if isinstance(owner, nn.Module) else ():
+            yield {**vars(part), **part._buffers}
 
 
 def rows_of_updates(rows: Sequence[int], update_every: int | None) -> list[int]:

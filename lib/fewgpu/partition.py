@@ -13,16 +13,29 @@ from torch import nn
 from fewgpu.device import Device, choose_devices
 
 
+_HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
+
+
 def verify_module(module: nn.Sequential) -> None:
     """Raises TypeError if `module` is no nn.Sequential, ValueError if it has layers or parameters
     in two places."""
     if not isinstance(module, nn.Sequential):
         raise TypeError('module must be nn.Sequential to be partitioned')
+    if type(module).forward is not nn.Sequential.forward or any(
+            getattr(module, hooks) for hooks in _HOOKS):
+        raise TypeError('the module does more than to apply its layers in order (a forward or hooks of '
+                        'its own), which a pipeline would leave out: put that into a layer')
+    if module._parameters or module._buffers:
+        raise ValueError('the module has parameters or buffers of its own, beside its layers: put them '
+                         'into a layer')
     if len(list(module.named_children())) != len(module):
         raise ValueError('module with duplicate children is not supported: make each layer its own')
     if len(list(module.parameters())) != sum(len(list(layer.parameters())) for layer in module):
         raise ValueError('module with duplicate parameters in distinct children is not supported: '
                          'put the layers that share them into one layer')
+    if len(list(module.buffers())) != sum(len(list(layer.buffers())) for layer in module):
+        raise ValueError('two layers share a buffer, and may be on different devices: put the layers '
+                         'that share it into one layer')
     if any(map(nn.parameter.is_lazy, _tensors(module))):
         raise ValueError('a lazy layer does not know its parameters yet: run the module once on a '
                          'few rows, then make the pipeline')

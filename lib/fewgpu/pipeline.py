@@ -15,6 +15,7 @@ own stages only.
 """
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from fewgpu.schedule import (Message, Schedule, activation, gradient, target, wi
 from fewgpu.schedule.named import schedule_maker
 from fewgpu.stage import Stage, telling_who_updated
 from fewgpu.trace import Timeline
-from fewgpu.transport import Mailbox
+from fewgpu.transport import Mailbox, refuse_devices_around
 
 if TYPE_CHECKING:
     from fewgpu.hybrid import Replicas
@@ -80,6 +81,7 @@ class Pipeline:
         verify_module(module)
         verify_devices(devices)
         self.balance = verify_balance(module, balance)
+        chunks = operator.index(chunks)
         if chunks < 1:
             raise ValueError(f'a mini-batch has at least one micro-batch: chunks is {chunks}')
         if isinstance(optimizer, torch.optim.Optimizer):
@@ -106,6 +108,8 @@ class Pipeline:
         self._row_of = layout.device_of
         if ranks and devices is None:
             devices = [device_of_rank(ranks.index)]
+        if ranks:
+            self._verify_alike(ranks, module, layout, optimizer is not None)
         self._held = Held(module, self.balance, layout, self._rows, devices)
         self.module, self.devices = self._held.module, self._held.devices   #: of this process
         self.optimizers = self._held.optimizers(optimizer)   #: by stage
@@ -117,8 +121,23 @@ class Pipeline:
         self._names = ([f'rank {rank}' for rank in ranks.members] if ranks else
                        [device.name for device in self.devices])
         if replicas:
-            replicas.start_alike([*self.module.parameters(), *self.module.buffers()])
+            replicas.start_alike(self.module)
         self._latest, self._spans = layout, [[] for _ in layout.rows]   # the schedule and its spans
+
+    def _verify_alike(self, ranks: 'Ranks', module: nn.Sequential, layout: Schedule,
+                      trains: bool) -> None:
+        """Raises ValueError on a rank that was given other arguments than the first one."""
+        layers = [f'{name} {tuple(p.shape)}' for name, p in module.named_parameters()]
+        mine = {'balance': f'{self.balance}', 'schedule': layout.name, 'chunks': f'{self.chunks}',
+                'checkpoint': self.checkpoint, 'an optimizer': f'{trains}', 'layers': ', '.join(layers)}
+        first = ranks.tell(0, mine)
+        for what, value in mine.items():
+            if value != first[what]:
+                error = ValueError(f'{what}: {value[:200]} on rank {ranks.members[ranks.index]}, '
+                                   f'{first[what][:200]} on rank {ranks.members[0]}: every rank makes '
+                                   f'the same Pipeline')
+                ranks.abort(error)
+                raise error
 
     def step(self, x: Any, y: Any) -> torch.Tensor:
         """Train on one mini-batch; its loss, a tensor without a graph (on every rank).
@@ -181,6 +200,10 @@ class Pipeline:
         own = self.module.state_dict().keys()
         self.module.load_state_dict({key: value for key, value in state.items() if key in own})
 
+    def __reduce_ex__(self, protocol: int) -> Any:
+        raise TypeError('a Pipeline is not copied or pickled: copy or save its state_dict(), and make '
+                        'another Pipeline')
+
     def close(self) -> None:
         """Leave the ranks; on threads there is nothing to do."""
         if self.ranks:
@@ -189,6 +212,7 @@ class Pipeline:
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
         """Inside, the layers are this call's, and an error is told to the other ranks."""
+        refuse_devices_around(self.devices)   # before a lock that this thread's caller may hold
         with self._turn:
             try:
                 yield

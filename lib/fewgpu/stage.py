@@ -187,15 +187,18 @@ class StageStep:
         gradients = self.take_gradients()
         if self.stage.average is not None:
             gradients = self.stage.average(gradients)
-        while gradients:
-            accumulate(*gradients.popitem())
         self._versions = {version: self.weights(version) for version in keep}
-        if self.stage.optimizer is not None:
-            if self.updates in keep:
-                for parameter in self._versions[self.updates].shadows:
-                    parameter.data = parameter.data.clone()
-            self.stage.optimizer.step()
-            self.stage.optimizer.zero_grad()
+        try:
+            while gradients:
+                accumulate(*gradients.popitem())
+            if self.stage.optimizer is not None:
+                if self.updates in keep:
+                    for parameter in self._versions[self.updates].shadows:
+                        parameter.data = parameter.data.clone()
+                self.stage.optimizer.step()
+        finally:   # what is left of a step that failed would be added to the next one
+            if self.stage.optimizer is not None:
+                self.stage.optimizer.zero_grad()
         self.updates += 1
 
     def _run(self, i: int, inputs: Any, weights: Weights) -> tuple[Any, Gate]:

@@ -34,6 +34,8 @@ def schedule_maker(schedule: str | Callable[[int, int], Schedule], stages: int,
 
 
 def _checked(schedule: Schedule, stages: int, micro_batches: int) -> Schedule:
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f'the schedule function is to return a Schedule, and returned {schedule!r}')
     if (schedule.stages, schedule.micro_batches) != (stages, micro_batches):
         raise ValueError(f'the schedule {schedule.name} is for {schedule.stages} stages and '
                          f'{schedule.micro_batches} micro-batches, not for {stages} and '

@@ -43,6 +43,8 @@ class Schedule:
         if self.weights not in WEIGHTS:
             raise ValueError(f'there is no rule {self.weights!r} for weights: choose from '
                              f'{", ".join(WEIGHTS)}')
+        if self.weights == 'double_buffered' and not self.update_every:
+            raise ValueError("weights='double_buffered' needs update_every, the micro-batches an update")
 
     def __iter__(self) -> Iterator[Op]:
         return (op for row in self.rows for op in row)

@@ -70,8 +70,11 @@ def draw(
     plain = recompute == 'never' and not latency + update
     for sentence in facts(plan, timeline, costs, plain=plain):
         console.print(sentence, soft_wrap=not console.is_terminal)
-    write(console, timeline, out / stem(plan, recompute), title(plan, recompute), unit=UNIT,
-          counts='stashes')
+    try:
+        write(console, timeline, out / stem(plan, recompute), title(plan, recompute), unit=UNIT,
+              counts='stashes')
+    except OSError as error:
+        raise typer.BadParameter(f'cannot write to --out {out} ({error.strerror})') from None
 
 
 def make(name: str, stages: int, chunks: int, *, v: int = 2, recompute: str = 'never',
@@ -82,6 +85,9 @@ def make(name: str, stages: int, chunks: int, *, v: int = 2, recompute: str = 'n
         raise ValueError(f"there is no schedule {name}; choose from {', '.join(SCHEDULES)}")
     if recompute not in CHECKPOINTS:
         raise ValueError(f"recompute is one of {', '.join(CHECKPOINTS)}, not {recompute}")
+    if min(stages, chunks, v) < 1:
+        raise ValueError(f'a schedule needs at least one stage, one micro-batch and, if interleaved, '
+                         f'one stage a device, not {stages}, {chunks} and {v}')
     if stages * chunks * max(v if name == 'interleaved' else 1, 1) > MOST // 2:
         raise ValueError(f'{stages} stages and {chunks} micro-batches are more than can be shown: '
                          f'take at most {MOST // 2} forwards in all')
