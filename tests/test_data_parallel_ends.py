@@ -4,6 +4,7 @@ import copy
 import multiprocessing
 import os
 import random
+from collections import OrderedDict
 import signal
 import time
 from pathlib import Path
@@ -75,7 +76,8 @@ def test_buckets_are_filled_in_order_up_to_their_size_with_one_dtype_each() -> N
 
 def _refused() -> list[str]:
     said = []
-    for module in (nn.Linear(2, 2 + dist.get_rank()), nn.Linear(2, 2).requires_grad_(False)):
+    named = nn.Sequential(OrderedDict([('ab'[dist.get_rank()], nn.Linear(2, 2))]))
+    for module in (nn.Linear(2, 2 + dist.get_rank()), named, nn.Linear(2, 2).requires_grad_(False)):
         with pytest.raises(ValueError) as caught:
             DataParallel(module)
         said.append(str(caught.value))
@@ -83,8 +85,10 @@ def _refused() -> list[str]:
 
 
 def test_different_modules_and_modules_without_gradients_are_refused(quick: list) -> None:
-    for _, (differ, frozen) in quick:
-        assert 'rank 0 [2, 2, 6], rank 1 [2, 2, 9]' in differ and 'requires a gradient' in frozen
+    for _, (shapes, names, frozen) in quick:
+        assert 'rank 0 [2, 2, 6, ' in shapes and 'rank 1 [2, 2, 9, ' in shapes
+        assert 'rank 0 [2, 2, 6, ' in names and 'rank 1 [2, 2, 6, ' in names
+        assert 'requires a gradient' in frozen
 
 
 def _ends_earlier(folder: str, kill: bool) -> None:
