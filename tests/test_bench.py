@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import nn
 
 from fewgpu.device import one_thread
-from tests.bench import pipeline, report
+from tests.bench import pipeline, report, schedules
 from tests.bench.memory import peaks
 from tests.bench.processes import ROOT, processes
 from tests.bench.ratios import Ratio
@@ -214,3 +214,21 @@ def _alive(pid: int) -> bool:
         return False
     status = Path(f'/proc/{pid}/stat')
     return not (status.exists() and status.read_text().rpartition(')')[2].split()[0] == 'Z')
+
+
+@pytest.mark.slow
+def test_schedules_are_compared_on_ranks_only_if_their_gradients_agree(monkeypatch) -> None:
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+    job = schedules.Job('tiny', model, torch.rand(8, 16), torch.randint(16, (8,)), 4, [2, 2], [2, 2])
+    found = schedules.measure(job, rounds=2, repeat=1)
+    assert len(found['seconds']) == 2 * 3   # schedules, contestants
+    assert all(len(taken) == 2 and min(taken) > 0 for taken in found['seconds'].values())
+    parameters = 2 * (16 * 16 + 16) * 4
+    assert all(peak >= parameters for peaks in found['peaks'].values() for peak in peaks)
+
+    class Other(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * (1 + torch.rand(()))   # drawn otherwise by each contestant
+
+    with pytest.raises(Failed, match='computes something else'):
+        schedules.measure(dataclasses.replace(job, model=nn.Sequential(Other(16, 16), *model[1:])), 1, 1)

@@ -4,9 +4,9 @@ import copy
 import multiprocessing
 import os
 import random
-from collections import OrderedDict
 import signal
 import time
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest

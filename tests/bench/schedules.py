@@ -29,6 +29,7 @@ from fewgpu.models import build
 from fewgpu.workshop.machine import describe, two_core_efficiency
 from tests.bench import paced
 from tests.bench.stats import Summary, paired_ratios
+from tests.bench.work import Failed, disagreement
 
 SCHEDULES = ('gpipe', '1f1b')
 PEER, OURS = 'torch.distributed.pipelining', 'fewgpu'
@@ -70,7 +71,12 @@ def contest(job: Job, rounds: int, repeat: int) -> dict:
                                       (PEER, partial(_peer, cut=job.balance)),
                                       (f'{PEER}, halves', partial(_peer, cut=job.halves)))}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
-    for number in range(rounds + 1):
+    of_cut: dict[int, dict[str, torch.Tensor]] = {}   # gradients by the number of layers here
+    for name, (step, module, _) in contestants.items():   # to warm up
+        module.zero_grad()
+        step()
+        _verify(name, module, of_cut.setdefault(len(module), {}))
+    for _ in range(rounds):
         for name, (step, module, _) in contestants.items():
             module.zero_grad()
             gc.collect()
@@ -78,10 +84,18 @@ def contest(job: Job, rounds: int, repeat: int) -> dict:
             start = time.perf_counter()
             for _ in range(repeat):
                 step()
-            if number:   # the first one is to warm up
-                seconds[name].append((start, time.perf_counter()))
+            seconds[name].append((start, time.perf_counter()))
     peaks = {name: peak() for name, (_, _, peak) in contestants.items()}
     return {'seconds': seconds, 'peaks': peaks}
+
+
+def _verify(name: str, module: nn.Module, first: dict[str, torch.Tensor]) -> None:
+    """Raises Failed if the gradients are not those of the first contestant with the same cut."""
+    found = {key: parameter.grad.clone() for key, parameter in module.named_parameters()}
+    first = first or (first.update(found) or found)
+    if (error := disagreement(dict(enumerate(found.values())), dict(enumerate(first.values())))) > 1e-3:
+        raise Failed(f'{name} computes something else: its gradients are off by {error:.2g} (relative), '
+                     f'so its speed means nothing')
 
 
 def _ours(job: Job, schedule: str, cut: list[int]) -> tuple[Callable, nn.Module, Callable]:
