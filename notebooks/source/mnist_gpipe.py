@@ -250,7 +250,7 @@ claims.test('C06', sum(busy) < 1.05,
 # model parallelism.)
 
 # %%
-print(schedule.gpipe(stages=n, micro_batches=4, checkpoint='never'))
+print(schedule.gpipe(stages=n, micro_batches=4))
 
 # %% [markdown]
 # In code it is one line:
@@ -336,7 +336,7 @@ claims.test('C18', speedup > 0.8 * n if steady else None,
 # backward comes at once.
 
 # %%
-print(schedule.gpipe(stages=n, micro_batches=4, checkpoint='except_last'))
+print(schedule.with_recompute(schedule.gpipe(stages=n, micro_batches=4), 'except_last'))
 
 # %% [markdown]
 # A backward takes about twice as long as a forward. **Predict:** by how many percent does recompute make a step longer?

@@ -92,7 +92,8 @@ def _places(length: int, tensors: Sequence[torch.Tensor]) -> list[slice | None]:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(-1).view(torch.uint8)
+    # (A tensor of one number is contiguous whatever its strides are, but not to be viewed as bytes.)
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _write(value: Any, out: bytearray, tensors: list[torch.Tensor]) -> None:
