@@ -4,6 +4,7 @@ The folder holds the call (`call`: a function and its arguments) and the file th
 ranks find each other; the rank leaves `result-RANK` or `error-RANK` in it.
 """
 
+import atexit
 import contextlib
 import faulthandler
 import io
@@ -26,6 +27,7 @@ import cloudpickle
 
 def main(folder: Path) -> None:
     """Carry out the call, unless the process that launched it is gone first."""
+    atexit.register(_end)   # the first to be registered is the last to run
     rank = int(os.environ['RANK'])
     _end_with_parent(folder)   # before torch is imported, which takes seconds
     faulthandler.enable()
@@ -39,6 +41,15 @@ def main(folder: Path) -> None:
         _leave(folder / f'error-{rank}', _pickled_error(error))
         sys.stdout.flush()
         os._exit(1)   # whatever the others, or libraries, would wait for
+
+
+def _end() -> None:
+    """End here, when all that others registered has run: a thread of gloo that lets go of a tensor
+    while Python takes itself down would abort the process."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(0)
 
 
 def _join(folder: Path, rank: int, ranks: int) -> None:
