@@ -10,8 +10,10 @@ def gpipe(stages: int, micro_batches: int) -> Schedule:
         stages 2, micro-batches 3:   device 0 | F0 F1 F2 B2 B1 B0
                                      device 1 | F0 F1 F2 B2 B1 B0
 
-    Stage s lives on device s. The bubble is (n - 1) / (m + n - 1) of a step for n stages and m
-    micro-batches of equal cost; a stage stashes m micro-batches at its peak.
+    F2 is the forward of micro-batch 2 and B2 its backward (all letters: fewgpu.schedule.op). Stage s
+    lives on device s. The bubble, the share of a step in which devices are idle, is (n - 1) / (m + n - 1) of a step for n stages and m
+    micro-batches of equal cost. A stage stashes m micro-batches at its peak: it keeps what their
+    backwards will need.
 
     Raises ValueError if there is no stage or no micro-batch.
     """

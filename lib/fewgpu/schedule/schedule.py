@@ -21,12 +21,14 @@ class Schedule:
         device 0 | F0 F1 B1 R0 B0
         device 1 | F0 F1 B1 R0 B0
 
-    and where devices hold several stages, an operation is printed with its stage: 2F0.
+    (GPipe's, in which micro-batch 0 is recomputed and the last one need not be). Where devices hold
+    several stages, an operation is printed with its stage: 2F0.
 
     `weights` is the rule by which an operation chooses its weight version (the number of updates
     of its stage that the version has seen):
 
-        latest           the newest one; all operations of a step see the same (flush schedules)
+        latest           the newest one; all operations of a step see the same, for the updates come
+                         after all backwards (the schedule "flushes")
         stashed          a forward takes the newest one, its backward the same again (PipeDream)
         double_buffered  micro-batch k, counted from 0, takes max(k // update_every - 1, 0) for
                          both (PipeDream-2BW, arXiv 2006.09503)
@@ -103,8 +105,8 @@ class Schedule:
         return versions
 
     def needed_after(self, stage: int, updates: int) -> frozenset[int]:
-        """The weight versions up to `updates` that a stage still needs after the update which
-        makes the next one."""
+        """The weight versions that a stage must keep when it updates its weights, having made
+        `updates` updates before: those that operations to come will still use."""
         return self._needed[stage, updates]
 
     @cached_property
