@@ -30,7 +30,7 @@ def run(schedule: Schedule, rows: Sequence[int], devices: Sequence[Device],
 
     On threads those are all rows, and on ranks it is one, whose `mailbox` knows the other ranks.
     `feed` are the messages that the caller sends, `collect` those that it takes; `whole` is the
-    schedule without messages, from which the Interpreter reads more than its next operation.
+    schedule without messages, and with what runs later: it says what a forward must keep.
 
     Returns the collected values in order, and what every device did when, a list a row of the
     schedule. The first error of any device is raised here, when all have stopped.

@@ -26,7 +26,8 @@ Letter = tuple[str, int, int]   # what is sent, to which stage, of which micro-b
 
 @dataclass(frozen=True)
 class Costs:
-    """What operations cost; each one number, or one a stage (then messages: one a boundary)."""
+    """What operations cost. Each is one number for all stages, or a list with one a stage (for
+    `message`: one for each boundary between two stages)."""
 
     F: PerStage = 1.0           #: seconds of a forward
     B: PerStage = 2.0           #: seconds of a backward
@@ -39,7 +40,7 @@ class Costs:
     message: PerStage = 0.0     #: bytes of an activation or gradient between stages s and s + 1
     stash: PerStage = 0         #: bytes that a forward with a graph keeps for its backward
     input: PerStage = 0         #: bytes that it keeps instead if it is to be recomputed
-    for_W: PerStage = 0         #: bytes of the stash that stay from I to W
+    for_W: PerStage = 0         #: bytes that I leaves of them for W
     weights: PerStage = 0       #: bytes of one weight version
 
     def __post_init__(self) -> None:

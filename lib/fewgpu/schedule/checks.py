@@ -27,7 +27,8 @@ def check(schedule: Schedule) -> None:
       own forward, W its I, and R stands between the forward and the backward
     - an update follows the backwards of the micro-batches it covers (all, or every
       `update_every`), and no other since the last one; a weight version exists when it is used
-    - nobody waits for ever, with buffered or with paired sends (see `verify_no_deadlock`)
+    - nobody waits for ever, whether a send waits for nobody ("buffered", as here), or for the last
+      message of its kind to the same device to be received ("paired": see `verify_no_deadlock`)
 
     Raises ScheduleError, with what is wrong in a sentence or two, and the cell marked in the grid.
     """
