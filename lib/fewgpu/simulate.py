@@ -40,7 +40,7 @@ class Costs:
     message: PerStage = 0.0     #: bytes of an activation or gradient between stages s and s + 1
     stash: PerStage = 0         #: bytes that a forward with a graph keeps for its backward
     input: PerStage = 0         #: bytes that it keeps instead if it is to be recomputed
-    for_W: PerStage = 0         #: bytes that I leaves of them for W
+    for_W: PerStage = 0         #: bytes of the stash that are left after I, for W
     weights: PerStage = 0       #: bytes of one weight version
 
     def __post_init__(self) -> None:
