@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fewgpu.models import ARCHITECTURES, build, depths, resnet

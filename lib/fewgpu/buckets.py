@@ -72,24 +72,14 @@ def average(tensors: Sequence[torch.Tensor], group: Group, weight: float | None 
 
 
 @torch.no_grad()
-def average_gradients(parameters: Iterable[nn.Parameter], group: Group,
-                      weight: float | None = None, *, bucket_mb: float = 25.0) -> None:
-    """Replace the parameters' `.grad` by their weighted means over the ranks (see `average`).
+def average_gradients(gradients: dict[nn.Parameter, torch.Tensor | None], group: Group,
+                      weight: float | None = None, *, bucket_mb: float = 25.0
+                      ) -> dict[nn.Parameter, torch.Tensor | None]:
+    """The weighted means over the ranks of the parameters' gradients (see `average`).
 
     A parameter that has no gradient on this rank counts as zeros, if it has one on another; where
     no rank has one it stays None. All ranks pass the same parameters in the same order.
     """
-    averaged = average_present({parameter: parameter.grad for parameter in parameters}, group, weight,
-                               bucket_mb=bucket_mb)
-    for parameter, gradient in averaged.items():
-        parameter.grad = gradient
-
-
-@torch.no_grad()
-def average_present(gradients: dict[nn.Parameter, torch.Tensor | None], group: Group,
-                    weight: float | None = None, *, bucket_mb: float = 25.0
-                    ) -> dict[nn.Parameter, torch.Tensor | None]:
-    """The same of gradients that are not in `.grad` yet."""
     if not gradients:
         return {}
     used = torch.tensor([gradient is not None for gradient in gradients.values()],

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fewgpu.buckets import average_present, fingerprint
+from fewgpu.buckets import average_gradients, fingerprint
 from fewgpu.collectives import all_gather, all_reduce, broadcast
 from fewgpu.group import Group
 from fewgpu.pipeline import Pipeline
@@ -54,7 +54,7 @@ class Replicas:
 
     def average(self, gradients: Gradients) -> Gradients:
         """Those of the loss of all rows, from those of each replica's rows."""
-        return average_present(gradients, self._group, self._weight)
+        return average_gradients(gradients, self._group, self._weight)
 
     def loss(self, loss: torch.Tensor) -> torch.Tensor:
         """That of all rows, from that of each replica's rows."""

@@ -27,7 +27,7 @@ from fewgpu.held import Held, MakeOptimizer, device_of_rank, is_distributed
 from fewgpu.loss import LossFn, WithLoss, is_mean, shares, total, verify_all_rows_count
 from fewgpu.microbatch import gather, rows_of, scatter, sizes
 from fewgpu.partition import turn_of, verify_balance, verify_devices, verify_module
-from fewgpu.run import SpanFields, run
+from fewgpu.run import run
 from fewgpu.schedule import (Message, Schedule, activation, gradient, target, with_messages,
                              with_recompute, with_updates)
 from fewgpu.schedule.named import schedule_maker

@@ -108,7 +108,7 @@ class _Play:
             own, other = (m.stage, m.source) if kind == 'recv' else (m.source, m.stage)
             name = f'{LETTERS.get(m.what, m.what)}{m.micro_batch}'
             subject = (f'stage {own}' if not said else
-                       f', which' if own == asked else f', on whose device stage {own}')
+                       ', which' if own == asked else f', on whose device stage {own}')
             asked = other
             said += f'{subject} waits ' + (f'for {name} from stage {other}' if kind == 'recv' else
                                            f'for stage {other} to receive {name}')
