@@ -1,0 +1,1 @@
+"""The graders, one file an exercise, with the exercise's name."""

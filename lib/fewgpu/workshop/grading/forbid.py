@@ -1,0 +1,121 @@
+"""Finished answers, which a learner's file may not call, and processes, which it may not start.
+
+A forbidden function stays what it is for everybody else: only a call straight from the learner's file is refused. So
+importing one and not using it is no fault, and whoever looks for a detour round an import finds it closed.
+"""
+
+import functools
+import importlib
+import multiprocessing.process
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType, ModuleType
+from typing import Any
+
+_STARTS = {'os.fork', 'os.forkpty', 'os.exec', 'os.posix_spawn', 'os.spawn', 'os.system', 'os.startfile', 'pty.spawn',
+           'subprocess.Popen'}
+
+IsLearners = Callable[[str], bool]
+
+
+class HandedBack(BaseException):
+    """The learner's file calls what it is asked to write. (No Exception: `except Exception` does not hide it.)"""
+
+
+class StartsProcess(BaseException):
+    """The learner's file starts a process."""
+
+
+def forbid(names: Iterable[str], is_learners: IsLearners) -> None:
+    """From now on in this process, calls from the learner's file to these raise `HandedBack`.
+
+    A name is dotted: a module or package (all functions and classes that are defined in it), a class, a function or a
+    method. Raises ImportError or AttributeError if there is no such thing.
+    """
+    everywhere: dict[int, Any] = {}
+    for name in names:
+        for public, owner, value in _named(name):
+            if isinstance(value, type):
+                _trip_class(public, value, is_learners)
+            elif isinstance(owner, type):
+                setattr(owner, value.__name__, _trip(public, value, is_learners))
+            else:
+                everywhere[id(value)] = _trip(public, value, is_learners)
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType):
+            for name, value in list(vars(module).items()):
+                if id(value) in everywhere:
+                    setattr(module, name, everywhere[id(value)])
+
+
+def forbid_processes(is_learners: IsLearners) -> None:
+    """From now on in this process, the learner's file cannot start another, by whatever way."""
+    def refuse(event: str, arguments: tuple) -> None:
+        if event in _STARTS and _is_called_by(is_learners):
+            raise StartsProcess(event)
+
+    def refuse_start(self: Any) -> None:
+        if _is_called_by(is_learners):
+            raise StartsProcess('multiprocessing')
+        start(self)
+
+    start = multiprocessing.process.BaseProcess.start
+    multiprocessing.process.BaseProcess.start = refuse_start
+    sys.addaudithook(refuse)
+
+
+def _is_called_by(is_learners: IsLearners) -> bool:
+    frame = sys._getframe(2)
+    while frame is not None:
+        if is_learners(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _trip(name: str, function: Callable, is_learners: IsLearners) -> Callable:
+    @functools.wraps(function)
+    def tripped(*arguments: Any, **named: Any) -> Any:
+        if is_learners(sys._getframe(1).f_code.co_filename):
+            raise HandedBack(name)
+        return function(*arguments, **named)
+    return tripped
+
+
+def _trip_class(name: str, cls: type, is_learners: IsLearners) -> None:
+    made = cls.__init__
+
+    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
+        if is_learners(sys._getframe(1).f_code.co_filename):
+            raise HandedBack(name)
+        if made is not object.__init__:
+            made(self, *arguments, **named)
+    cls.__init__ = __init__
+
+
+def _named(name: str) -> Iterator[tuple[str, Any, Any]]:
+    """What a dotted name stands for: (its public name, what owns it, itself) of each function and class."""
+    owner, value, found = None, None, ''
+    for part in name.split('.'):
+        try:
+            owner, value = value, importlib.import_module(f'{found}.{part}' if found else part)
+        except ModuleNotFoundError:
+            owner, value = value, getattr(value, part)
+        else:
+            if owner is not None and not isinstance(getattr(owner, part, value), ModuleType):
+                value = getattr(owner, part)   # a function whose module has the same name: fewgpu.launch
+        found = f'{found}.{part}' if found else part
+    if not isinstance(value, ModuleType):
+        yield name, owner, value
+        return
+    for module in _with_submodules(value):
+        for part, member in list(vars(module).items()):
+            if isinstance(member, (FunctionType, type)) and getattr(member, '__module__', '') == module.__name__:
+                yield f'{module.__name__}.{part}', module, member
+
+
+def _with_submodules(module: ModuleType) -> Iterator[ModuleType]:
+    yield module
+    for found in pkgutil.iter_modules(getattr(module, '__path__', [])):
+        yield from _with_submodules(importlib.import_module(f'{module.__name__}.{found.name}'))

@@ -1,0 +1,190 @@
+"""Grade an exercise: its file runs in a process with limits, and whatever it does there, a verdict comes out."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fewgpu
+from fewgpu.workshop.exercise import Exercise
+from fewgpu.workshop.grading.known import KNOWN
+from fewgpu.workshop.grading.verdict import BLOCKED, FAILED, Line, Outcome, Verdict, outcome
+
+START, GRACE = 120.0, 5.0         # seconds that Python and torch may take to start, and that a check may be late
+LOAD = 10.0                       # seconds that the learner's file may take to load
+MOST_PRINTED = 10 * 2**20         # bytes; more ends the process
+KEPT_FIRST, KEPT_LAST = 2000, 1000
+FILE = 'file', 'the file can be loaded', 0, LOAD
+_FRAME = re.compile(r'File "(.+)", line (\d+) in ')
+
+OnOutcome = Callable[[Outcome], None]
+
+
+class GraderError(RuntimeError):
+    """The grader itself could not be started."""
+
+
+def grade(exercise: Exercise, file: Path | None = None, *, seed: int | None = None,
+          on_outcome: OnOutcome | None = None) -> Verdict:
+    """The verdict on a file (default: the exercise's own). `on_outcome` hears of each check as soon as it has ended.
+
+    Raises FileNotFoundError if there is no such file, and GraderError if the grader does not start. KeyboardInterrupt
+    ends the process that grades, too.
+    """
+    file = (file or exercise.file).resolve()
+    if not file.is_file():
+        raise FileNotFoundError(f'there is no {file}: `./workshop.py reset {exercise.number:02}` brings the exercise back')
+    seed = random.SystemRandom().randrange(10**6) if seed is None else seed
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix='fewgpu-') as folder:
+        run = _Run(exercise, file, seed, Path(folder), on_outcome)
+        run.to_end()
+        outcomes = run.outcomes()
+    return Verdict(exercise.number, exercise.name, str(file), seed, outcomes, run.printed.text(),
+                   time.monotonic() - started)
+
+
+class _Run:
+    """One run of the child process, watched."""
+
+    def __init__(self, exercise: Exercise, file: Path, seed: int, folder: Path, on_outcome: OnOutcome | None) -> None:
+        self._file, self._folder, self._on_outcome = file, folder, on_outcome
+        self._checks: dict[str, tuple[str, str, int, float]] = {}   # by id: id, title, points, seconds allowed
+        self._command = [sys.executable, '-P', '-m', 'fewgpu.workshop.grading.child', exercise.name, str(file), str(seed),
+                         str(folder)]
+        self._done: dict[str, Outcome] = {}
+        self._current, self._since, self._ended = '', time.monotonic(), False
+        self._killed = ''   # why we have ended the process
+        self.printed = Printed()
+
+    def to_end(self) -> None:
+        """Start the process and wait until it has ended, or until it has to be ended."""
+        process = subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=_environment(), cwd=self._file.parent, start_new_session=True)
+        reader = threading.Thread(target=self.printed.read, args=(process.stdout,), daemon=True)
+        reader.start()
+        try:
+            read = _lines(self._folder / 'outcomes')
+            while process.poll() is None:
+                self._note(next(read))
+                self._killed = self._killed or self._reason_to_kill()
+                if self._killed:
+                    break
+                time.sleep(0.02)
+        finally:
+            _end(process)
+            reader.join(timeout=GRACE)
+        self._note(next(read))
+        if not self._current:
+            raise GraderError(f'the grader did not start: {self.printed.text()}')
+
+    def _note(self, lines: list[dict[str, Any]]) -> None:
+        for line in lines:
+            self._since = time.monotonic()
+            if 'checks' in line:
+                self._checks = {'file': FILE, **{each[0]: tuple(each) for each in line['checks']}}
+            elif 'starts' in line:
+                self._current = line['starts']
+            elif 'ends' in line:
+                self._ended = True
+            else:
+                done = outcome(line)
+                self._done[done.id] = done
+                if self._on_outcome:
+                    self._on_outcome(done)
+
+    def _reason_to_kill(self) -> str:
+        allowed = self._checks[self._current][3] if self._current else START
+        if time.monotonic() - self._since > allowed + GRACE:
+            return 'too-slow'
+        return 'prints-too-much' if self.printed.size > MOST_PRINTED else ''
+
+    def outcomes(self) -> list[Outcome]:
+        """Of all checks; those that did not run are blocked."""
+        if not self._ended and self._current not in self._done:
+            self._done[self._current] = self._unfinished()
+        blocked = [Outcome(*check[:3], BLOCKED) for check in self._checks.values() if check[0] != 'file']
+        file = [self._done['file']] if 'file' in self._done else []
+        return file + [self._done.get(check.id, check) for check in blocked]
+
+    def _unfinished(self) -> Outcome:
+        """The check during which the process ended."""
+        *check, allowed = self._checks[self._current]
+        stuck = (self._folder / 'stuck').read_text(encoding='utf-8', errors='replace')
+        if self._killed:
+            why = self._killed
+        elif 'Timeout' in stuck:
+            why = 'too-slow'
+        else:
+            why = 'crashed' if 'Fatal' in stuck else 'exits'
+        message = f'{KNOWN[why][:1].upper()}{KNOWN[why][1:]}'
+        message += f': it was ended after {allowed:g} seconds.' if why == 'too-slow' else '.'
+        return Outcome(*check, FAILED, misconception=why, message=message, lines=self._stuck_lines(stuck))
+
+    def _stuck_lines(self, stuck: str) -> list[Line]:
+        """Where the first thread that runs the learner's file was."""
+        for thread in stuck.split('\n\n'):
+            numbers = [int(number) for file, number in _FRAME.findall(thread) if file == str(self._file)]
+            if numbers:
+                source = self._file.read_text(encoding='utf-8', errors='replace').splitlines()
+                return [Line(number, source[number - 1]) for number in reversed(numbers[:3]) if number <= len(source)]
+        return []
+
+
+class Printed:
+    """What a process prints: read as it comes, and kept from both ends."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._first, self._last = b'', b''
+
+    def read(self, stream: BinaryIO) -> None:
+        while chunk := stream.read1(2**16):
+            self.size += len(chunk)
+            room = KEPT_FIRST - len(self._first)
+            self._first, rest = self._first + chunk[:max(room, 0)], chunk[max(room, 0):]
+            self._last = (self._last + rest)[-KEPT_LAST:]
+
+    def text(self) -> str:
+        left_out = self.size - len(self._first) - len(self._last)
+        between = f'\n... ({left_out:,} characters are left out) ...\n'.encode() if left_out else b''
+        return (self._first + between + self._last).decode(errors='replace')
+
+
+def _lines(file: Path) -> Iterator[list[dict[str, Any]]]:
+    """Whenever it is asked: the lines that were added to a file of JSON."""
+    done = 0
+    while True:
+        text = file.read_bytes() if file.exists() else b''
+        whole = text[done:text.rfind(b'\n') + 1]
+        done += len(whole)
+        yield [json.loads(line) for line in whole.splitlines()]
+
+
+def _environment() -> dict[str, str]:
+    """The kit that runs is the one that grades; devices are virtual ones, so that no verdict depends on the machine."""
+    here = str(Path(fewgpu.__file__).parents[1])
+    path = os.pathsep.join(filter(None, [here, os.environ.get('PYTHONPATH')]))
+    return {**os.environ, 'PYTHONPATH': path, 'PYTHONUNBUFFERED': '1', 'PYTHONIOENCODING': 'utf-8',
+            'PYTHONDONTWRITEBYTECODE': '1', 'CUDA_VISIBLE_DEVICES': '', 'OMP_NUM_THREADS': '1', 'MPLBACKEND': 'agg'}
+
+
+def _end(process: subprocess.Popen) -> None:
+    """End it and all that it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, 'killpg'):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    process.wait()

@@ -1,0 +1,18 @@
+# misconception: empty
+import torch
+
+
+def sizes(rows, chunks):
+    return [rows // chunks + (1 if i < rows % chunks else 0) for i in range(chunks)]
+
+
+def scatter(batch, chunks):
+    return list(batch.split(sizes(len(batch), chunks)))
+
+
+def gather(micro_batches):
+    return torch.cat(micro_batches)
+
+
+def mean_loss(losses, rows):
+    return sum(loss * count for loss, count in zip(losses, rows)) / sum(rows)

@@ -1,0 +1,160 @@
+"""Whatever a learner's file does, a verdict comes out: a clear sentence, the learner's own line, and no process left."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fewgpu.workshop.exercise import find
+from fewgpu.workshop.grading.grade import KEPT_FIRST, KEPT_LAST, grade
+from fewgpu.workshop.grading.verdict import BLOCKED, FAILED, Verdict
+
+EXERCISE = find(1)
+
+BODIES = {   # of `sizes`: what it does, the misconception, and what the line of the learner's has in it
+    'an endless loop': ('while True:\n        pass', 'too-slow', r'while|pass'),
+    'a loop inside C, which holds the lock of Python': ("import re\n    re.match(r'(a+)+$', 'a' * 40 + 'b')", 'too-slow', 're.match'),
+    'a wait for ever': ('import threading\n    threading.Event().wait()', 'too-slow', 'wait'),
+    'sys.exit': ('import sys\n    sys.exit(0)', 'exits', 'sys.exit'),
+    'os._exit': ('import os\n    os._exit(0)', 'exits', ''),
+    'a signal to itself': ('import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)', 'exits', ''),
+    'a crash': ('import ctypes\n    ctypes.string_at(0)', 'crashed', 'string_at'),
+    'a fork': ('import os\n    os.fork()', 'starts-processes', 'os.fork'),
+    'a shell': ("import os\n    os.system('true')", 'starts-processes', 'os.system'),
+    'a process': ('import multiprocessing\n    multiprocessing.Process(target=print).start()', 'starts-processes', 'start()'),
+    'a process that hides what went wrong': ("import subprocess\n    try:\n        subprocess.run(['true'])\n    except Exception:\n"
+                                             '        return [rows]', 'starts-processes', 'subprocess.run'),
+    'megabytes of prints': ("while True:\n        print('x' * 1000)", 'prints-too-much', ''),
+    'a large list': ("kept = []\n    while True:\n        kept.append('x' * 10**7 + str(len(kept)))", 'too-much-memory', 'append'),
+    'a large tensor': ('return [torch.ones(10**10).sum()]', 'too-much-memory', 'torch.ones'),
+    'endless recursion': ('return sizes(rows, chunks)', 'raises', 'return sizes'),
+    'an exception': ('return 1 / 0', 'raises', '1 / 0'),
+    'a wrong name': ('return row', 'raises', 'return row'),
+    'a number': ('return 7', '', 'def sizes'),
+    'nothing': ('rows + chunks', 'returns-nothing', 'def sizes'),
+    'only a docstring': ('pass', 'unsolved', 'def sizes'),
+    'the kit': ('from fewgpu.microbatch import sizes\n    return sizes(rows, chunks)', 'handed-back', 'return sizes'),
+    'the kit, by a detour': ("import importlib\n    kit = importlib.import_module('fewgpu.' + 'microbatch')\n"
+                             "    return list(map(getattr(kit, 'si' + 'zes'), [rows], [chunks]))[0]", 'handed-back', 'map'),
+}
+FILES = {   # what stands before everything else
+    'an import that hangs': ('import time\ntime.sleep(10000)', 'too-slow', 'time.sleep'),
+    'an import that is not there': ('import torchvisoin', 'does-not-load', 'torchvisoin'),
+    'a syntax error': ('def half(x)\n    return x', 'syntax-error', 'def half'),
+    'tabs and spaces': ('if True:\n\tx = 1\n        y = 2', 'syntax-error', 'y = 2'),
+    'a question': ("input('Your name? ')", 'does-not-load', 'input'),
+    'an exit': ('exit()', 'exits', 'exit'),
+    'an end': ('import os\nos._exit(7)', 'exits', ''),
+}
+
+
+def solved(body: str | None = None, before: str = '') -> str:
+    """The solution, with another body of `sizes`, or something before everything else."""
+    text = EXERCISE.solution.read_text(encoding='utf-8')
+    if body is not None:
+        text = re.sub(r'# STEP 1:.*?# END', lambda _: body, text, count=1, flags=re.DOTALL)
+    return f'{before}\n{text}'
+
+
+def graded(text: str, folder: Path, seed: int | None = None) -> Verdict:
+    file = folder / '01_microbatch.py'
+    file.write_text(text, encoding='utf-8')
+    return grade(EXERCISE, file, seed=seed)
+
+
+def children() -> list[str]:
+    """Processes that grade or that a graded file has started."""
+    listed = subprocess.run(['ps', '-eo', 'pid,ppid,args'], capture_output=True, text=True).stdout.splitlines()
+    return [line for line in listed if 'grading.child' in line and str(os.getpid()) in line.split()[:2]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', BODIES)
+def test_function_that_misbehaves_ends_in_a_sentence(name: str, tmp_path: Path) -> None:
+    body, misconception, where = BODIES[name]
+    verdict = graded(solved(body), tmp_path)
+    failure = verdict.first_failure
+    assert failure.id == 'sizes' and failure.misconception == misconception and failure.message
+    assert bool(failure.lines) == bool(where)
+    assert not where or re.search(where, failure.lines[-1].text)
+    assert verdict.file == str(tmp_path / '01_microbatch.py') and not children()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', FILES)
+def test_file_that_does_not_load_ends_in_a_sentence(name: str, tmp_path: Path) -> None:
+    before, misconception, where = FILES[name]
+    verdict = graded(solved(before=before), tmp_path)
+    failure, *rest = verdict.outcomes
+    assert failure.id == 'file' and failure.misconception == misconception and failure.message
+    assert not where or re.search(where, failure.lines[-1].text)
+    assert [outcome.status for outcome in rest] == [BLOCKED] * 5 and verdict.earned == 0 and not children()
+
+
+def test_other_steps_keep_their_points_when_one_is_wrong(tmp_path: Path) -> None:
+    verdict = graded(solved('return [rows]'), tmp_path)
+    assert [outcome.id for outcome in verdict.outcomes if outcome.status == FAILED] == ['sizes']
+    assert 0 < verdict.earned < verdict.points == 10
+
+
+def test_same_seed_tries_the_same_cases_and_a_verdict_survives_json(tmp_path: Path) -> None:
+    wrong = solved('return [rows - 1, 1] if rows > 40 else [rows // min(rows, chunks) + (i < rows % min(rows, chunks)) '
+                   'for i in range(min(rows, chunks))]')
+    one, again, other = (graded(wrong, tmp_path, seed) for seed in (1, 1, 2))
+    assert one.first_failure.case == again.first_failure.case != other.first_failure.case
+    read = Verdict.from_json(json.loads(json.dumps(one.to_json())))
+    assert read == one
+
+
+def test_missing_function_is_named(tmp_path: Path) -> None:
+    verdict = graded(solved().replace('def gather', 'def gather_all'), tmp_path)
+    assert verdict.first_failure.misconception == 'missing-function'
+    assert '`gather`' in verdict.first_failure.message
+
+
+def test_importing_what_is_forbidden_is_no_fault_while_it_is_not_called(tmp_path: Path) -> None:
+    assert graded(solved(before='from fewgpu.microbatch import scatter as theirs'), tmp_path).passed
+
+
+def test_prints_are_kept_from_both_ends(tmp_path: Path) -> None:
+    verdict = graded(solved(before="print('first')\nfor i in range(9999): print('again')\nprint('last')"), tmp_path)
+    assert verdict.passed
+    assert verdict.printed.startswith('first') and verdict.printed.endswith('last\n')
+    assert len(verdict.printed) < KEPT_FIRST + KEPT_LAST + 100
+
+
+def test_files_beside_the_learners_can_be_imported_and_their_lines_are_shown(tmp_path: Path) -> None:
+    (tmp_path / 'mine.py').write_text('def divide(rows):\n    return rows / 0\n')
+    failure = graded(solved('import mine\n    return mine.divide(rows)'), tmp_path).first_failure
+    assert failure.misconception == 'raises'
+    assert [(line.file, line.text.strip()) for line in failure.lines] == [
+        ('', 'return mine.divide(rows)'), ('mine.py', 'return rows / 0')]
+
+
+def test_nothing_is_written_beside_the_learners_file(tmp_path: Path) -> None:
+    (tmp_path / 'mine.py').write_text('x = 1\n')
+    graded(solved(before='import mine'), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['01_microbatch.py', 'mine.py']
+
+
+@pytest.mark.skipif(os.name == 'nt', reason='processes are interrupted in another way on Windows')
+def test_interrupt_ends_the_process_that_grades(tmp_path: Path) -> None:
+    file = tmp_path / '01_microbatch.py'
+    started = tmp_path / 'started'
+    file.write_text(solved(before=f'open({str(started)!r}, "w").close()\nimport time\ntime.sleep(1000)'), encoding='utf-8')
+    script = ('from pathlib import Path\nfrom fewgpu.workshop.exercise import find\nfrom fewgpu.workshop.grading.grade import grade\n'
+              f'grade(find(1), Path({str(file)!r}))')
+    lib = str(Path(__file__).resolve().parents[1] / 'lib')
+    process = subprocess.Popen([sys.executable, '-c', script], env={**os.environ, 'PYTHONPATH': lib}, stderr=subprocess.DEVNULL)
+    while not started.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(2)
+    assert process.wait(timeout=60) != 0
+    listed = subprocess.run(['ps', '-eo', 'args'], capture_output=True, text=True).stdout
+    assert str(file) not in listed
