@@ -1,6 +1,10 @@
 #!/usr/bin/env python3
-"""Train a network on MNIST as a pipeline of several devices, with GPipe.
+"""Exercise 09: train a network on MNIST as a pipeline of several devices, with GPipe (about 30 minutes).
 
+It starts as the plain script, exercises/mnist_pytorch.py. Five marked steps make a pipeline of it: each device holds
+some of the layers, and works on one micro-batch while its neighbours work on others.
+
+    ./workshop.py check 09                                                       # is it right?
     ./workshop.py run solutions/09_mnist_gpipe.py --batchsize 64 --samples 512   # on a laptop
     ./workshop.py run solutions/09_mnist_gpipe.py                                # all of MNIST, on GPUs
     ./workshop.py run solutions/09_mnist_gpipe.py --balance_by memory --num_microbatches 12

@@ -29,7 +29,7 @@ BODIES = {   # of `sizes`: what it does, the misconception, and what the line of
     'a process': ('import multiprocessing\n    multiprocessing.Process(target=print).start()', 'starts-processes', 'start()'),
     'a process that hides what went wrong': ("import subprocess\n    try:\n        subprocess.run(['true'])\n    except Exception:\n"
                                              '        return [rows]', 'starts-processes', 'subprocess.run'),
-    'megabytes of prints': ("while True:\n        print('x' * 1000)", 'prints-too-much', ''),
+    'megabytes of prints': ("while True:\n        print('x' * 1000)", 'prints-too-much', 'while|print'),
     'a large list': ("kept = []\n    while True:\n        kept.append('x' * 10**7 + str(len(kept)))", 'too-much-memory', 'append'),
     'a large tensor': ('return [torch.ones(10**10).sum()]', 'too-much-memory', 'torch.ones'),
     'endless recursion': ('return sizes(rows, chunks)', 'raises', 'return sizes'),

@@ -1,6 +1,13 @@
-"""The runner: `./workshop.py COMMAND` hands over to `python -m fewgpu.workshop COMMAND`. One module a command."""
+"""The runner: `./workshop.py COMMAND` hands over to `python -m fewgpu.workshop COMMAND`. One module a command.
+
+In a notebook, `from fewgpu.workshop import check` and `check(5)` grade exercise 05.
+"""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fewgpu.workshop.runner.cell import Checked
 
 
 def repository() -> Path:
@@ -15,3 +22,9 @@ def repository() -> Path:
             'package. Clone the repository and run ./workshop.py there, or install it with `pip install -e .`.'
         )
     return root
+
+
+def check(number: int | str, file: str | Path | None = None, *, seed: int | None = None) -> 'Checked':
+    """Check an exercise in a notebook: `check(5)`. See `fewgpu.workshop.runner.cell.check`."""
+    from fewgpu.workshop.runner import cell
+    return cell.check(number, file, seed=seed)

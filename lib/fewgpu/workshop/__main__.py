@@ -9,14 +9,33 @@ from importlib import import_module
 
 import typer
 
-# command: (its module in this package, the function there, what --help says about it)
-COMMANDS = {
-    'compare': ('compare', 'compare', 'Train ResNet-50 on MNIST plainly and as pipelines, and show them side by side.'),
-    'draw': ('draw', 'draw', 'Show a pipeline schedule: in the terminal, as a picture and as a page.'),
-    'run': ('run', 'run', "Run a script with the kit's own Python."),
-    'lab': ('lab', 'lab', 'Start JupyterLab on the lessons.'),
-    'kernel': ('lab', 'kernel', 'Register the kit as a kernel of a JupyterLab or JupyterHub that is there already.'),
-    'test': ('tests', 'test', "Run the kit's own tests."),
+# panel of --help: {command: (its module in this package, the function there, what --help says about it)}
+PANELS = {
+    'Exercises': {
+        'list': ('runner.list', 'list_exercises', 'The exercises: what is done, and what comes next.'),
+        'check': ('runner.check', 'check', 'Is an exercise right, and if not, what is the misunderstanding?'),
+        'watch': ('runner.watch', 'watch', 'Check an exercise whenever its file is saved.'),
+        'hint': ('runner.hint', 'hint', 'A hint, in four steps.'),
+        'solution': ('runner.solution', 'solution', 'Show the solution of an exercise that you have solved.'),
+        'reset': ('runner.reset', 'reset', 'Start an exercise anew; a copy of your file is kept.'),
+        'report': ('runner.report', 'report', 'Write your results as one page, and as JSON.'),
+    },
+    'Training': {
+        'run': ('run', 'run', "Run a script with the kit's own Python."),
+        'compare': ('compare', 'compare', 'Train ResNet-50 on MNIST plainly and as pipelines, side by side.'),
+        'draw': ('draw', 'draw', 'Show a schedule: in the terminal, as a picture, as a page.'),
+    },
+    'Where it runs': {
+        'doctor': ('runner.doctor', 'doctor', 'Is this machine ready?'),
+        'lab': ('lab', 'lab', 'Start JupyterLab on the lessons.'),
+        'kernel': ('lab', 'kernel', 'Register the kit with a JupyterLab or JupyterHub.'),
+    },
+    'For teachers and maintainers': {
+        'class': ('runner.classroom', 'classroom', 'Who is where, and stuck on what.'),
+        'selfcheck': ('runner.selfcheck', 'selfcheck', 'Every exercise fails unsolved and passes solved.'),
+        'strip': ('runner.strip', 'strip', 'Make the exercises from their solutions.'),
+        'test': ('tests', 'test', "Run the kit's own tests."),
+    },
 }
 PASS_ON = ('run', 'lab')  # their arguments are for what they start
 
@@ -33,10 +52,11 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     )
     app.callback()(lambda: None)  # a command is always named, also while there is only one
     asked_for = next((argument for argument in arguments if not argument.startswith('-')), None)
-    for name, (module, function, summary) in COMMANDS.items():
-        reads = {'ignore_unknown_options': True, 'allow_interspersed_args': False} if name in PASS_ON else {}
-        command = _load(module, function) if name == asked_for else _unused
-        app.command(name, short_help=summary, context_settings=reads)(command)
+    for panel, commands in PANELS.items():
+        for name, (module, function, summary) in commands.items():
+            reads = {'ignore_unknown_options': True, 'allow_interspersed_args': False} if name in PASS_ON else {}
+            command = _load(module, function) if name == asked_for else _unused
+            app.command(name, short_help=summary, context_settings=reads, rich_help_panel=panel)(command)
     return app
 
 

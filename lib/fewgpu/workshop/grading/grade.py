@@ -18,9 +18,10 @@ from typing import Any, BinaryIO
 import fewgpu
 from fewgpu.workshop.exercise import Exercise
 from fewgpu.workshop.grading.known import KNOWN
+from fewgpu.workshop.grading.patience import Patience
 from fewgpu.workshop.grading.verdict import BLOCKED, FAILED, Line, Outcome, Verdict, outcome
 
-START, GRACE = 120.0, 5.0         # seconds that Python and torch may take to start, and that a check may be late
+START, GRACE = 60.0, 2.0          # seconds that Python and torch may compute to start, and that a process may take to end
 LOAD = 10.0                       # seconds that the learner's file may take to load
 MOST_PRINTED = 10 * 2**20         # bytes; more ends the process
 KEPT_FIRST, KEPT_LAST = 2000, 1000
@@ -46,7 +47,7 @@ def grade(exercise: Exercise, file: Path | None = None, *, seed: int | None = No
         raise FileNotFoundError(f'there is no {file}: `./workshop.py reset {exercise.number:02}` brings the exercise back')
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix='fewgpu-') as folder:
+    with tempfile.TemporaryDirectory(prefix='grading-') as folder:
         run = _Run(exercise, file, seed, Path(folder), on_outcome)
         run.to_end()
         outcomes = run.outcomes()
@@ -61,9 +62,9 @@ class _Run:
         self._file, self._folder, self._on_outcome = file, folder, on_outcome
         self._checks: dict[str, tuple[str, str, int, float]] = {}   # by id: id, title, points, seconds allowed
         self._command = [sys.executable, '-P', '-m', 'fewgpu.workshop.grading.child', exercise.name, str(file), str(seed),
-                         str(folder)]
+                         str(folder), str(os.getpid())]
         self._done: dict[str, Outcome] = {}
-        self._current, self._since, self._ended = '', time.monotonic(), False
+        self._current, self._ended = '', False
         self._killed = ''   # why we have ended the process
         self.printed = Printed()
 
@@ -75,13 +76,15 @@ class _Run:
         reader = threading.Thread(target=self.printed.read, args=(process.stdout,), daemon=True)
         reader.start()
         try:
-            read = _lines(self._folder / 'outcomes')
-            while process.poll() is None:
-                self._note(next(read))
-                self._killed = self._killed or self._reason_to_kill()
-                if self._killed:
-                    break
+            read, patience = _lines(self._folder / 'outcomes'), Patience(process.pid)
+            while process.poll() is None and not self._killed:
+                if lines := next(read):
+                    patience.begin()
+                    self._note(lines)
+                self._killed = self._reason_to_kill(patience)
                 time.sleep(0.02)
+            if self._killed:
+                _ask_where_it_is(process)
         finally:
             _end(process)
             reader.join(timeout=GRACE)
@@ -91,7 +94,6 @@ class _Run:
 
     def _note(self, lines: list[dict[str, Any]]) -> None:
         for line in lines:
-            self._since = time.monotonic()
             if 'checks' in line:
                 self._checks = {'file': FILE, **{each[0]: tuple(each) for each in line['checks']}}
             elif 'starts' in line:
@@ -104,9 +106,8 @@ class _Run:
                 if self._on_outcome:
                     self._on_outcome(done)
 
-    def _reason_to_kill(self) -> str:
-        allowed = self._checks[self._current][3] if self._current else START
-        if time.monotonic() - self._since > allowed + GRACE:
+    def _reason_to_kill(self, patience: Patience) -> str:
+        if patience.is_over(self._checks[self._current][3] if self._current else START):
             return 'too-slow'
         return 'prints-too-much' if self.printed.size > MOST_PRINTED else ''
 
@@ -122,12 +123,7 @@ class _Run:
         """The check during which the process ended."""
         *check, allowed = self._checks[self._current]
         stuck = (self._folder / 'stuck').read_text(encoding='utf-8', errors='replace')
-        if self._killed:
-            why = self._killed
-        elif 'Timeout' in stuck:
-            why = 'too-slow'
-        else:
-            why = 'crashed' if 'Fatal' in stuck else 'exits'
+        why = self._killed or ('crashed' if 'Fatal' in stuck else 'exits')
         message = f'{KNOWN[why][:1].upper()}{KNOWN[why][1:]}'
         message += f': it was ended after {allowed:g} seconds.' if why == 'too-slow' else '.'
         return Outcome(*check, FAILED, misconception=why, message=message, lines=self._stuck_lines(stuck))
@@ -178,6 +174,14 @@ def _environment() -> dict[str, str]:
     path = os.pathsep.join(filter(None, [here, os.environ.get('PYTHONPATH')]))
     return {**os.environ, 'PYTHONPATH': path, 'PYTHONUNBUFFERED': '1', 'PYTHONIOENCODING': 'utf-8',
             'PYTHONDONTWRITEBYTECODE': '1', 'CUDA_VISIBLE_DEVICES': '', 'OMP_NUM_THREADS': '1', 'MPLBACKEND': 'agg'}
+
+
+def _ask_where_it_is(process: subprocess.Popen) -> None:
+    """It writes the lines where its threads are, from C, which no lock of Python can keep from it, and ends."""
+    if os.name != 'nt':
+        process.send_signal(signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -119,10 +119,10 @@ def _definitions(tree: ast.AST) -> list[ast.FunctionDef | ast.ClassDef]:
 
 
 def _is_empty(node: ast.FunctionDef | ast.ClassDef) -> bool:
-    """Nothing but a docstring, `pass`, `...`, `return`, or an exception that says so; a class: no method with more."""
+    """Nothing but a docstring, `pass`, `...`, `return`, or an exception that says so; in a class, in all methods."""
     if isinstance(node, ast.ClassDef):
         methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
-        return all(map(_is_empty, methods)) and not any(isinstance(part, ast.Assign) for part in node.body) and not node.bases
+        return all(map(_is_empty, methods)) if methods else not node.bases and all(map(_does_nothing, node.body))
     return all(map(_does_nothing, node.body))
 
 

@@ -1,0 +1,30 @@
+# misconception: own-twice
+import torch
+
+
+def cut(tensor, size):
+    least, more = divmod(len(tensor), size)
+    return list(tensor.split([least + 1] * more + [least] * (size - more)))
+
+
+def reduce_scatter(pieces, rank):
+    me, size = rank.rank, rank.size
+    total = pieces[me].clone()
+    partial = pieces[(me - 1) % size]
+    for step in range(2, size + 1):
+        rank.send(partial, (me + 1) % size)
+        partial = rank.receive((me - 1) % size) + pieces[(me - step) % size]
+    return total + partial
+
+
+def all_gather(piece, rank):
+    right, left = (rank.rank + 1) % rank.size, (rank.rank - 1) % rank.size
+    pieces = [piece] * rank.size
+    for distance in range(1, rank.size):
+        rank.send(piece, right)
+        piece = pieces[(rank.rank - distance) % rank.size] = rank.receive(left)
+    return pieces
+
+
+def all_reduce(tensor, rank):
+    return torch.cat(all_gather(reduce_scatter(cut(tensor, rank.size), rank), rank))

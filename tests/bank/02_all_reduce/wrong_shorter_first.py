@@ -1,0 +1,32 @@
+# misconception: shorter-first
+import torch
+
+
+def cut(tensor, size):
+    def start(i):
+        return sum((len(tensor) + k) // size for k in range(i))
+
+    n = len(tensor)
+    return [tensor[start(i):start(i + 1)] for i in range(size)]
+
+
+def reduce_scatter(pieces, rank):
+    right, left = (rank.rank + 1) % rank.size, (rank.rank - 1) % rank.size
+    partial = pieces[left]
+    for distance in range(2, rank.size + 1):
+        rank.send(partial, right)
+        partial = rank.receive(left) + pieces[(rank.rank - distance) % rank.size]
+    return partial
+
+
+def all_gather(piece, rank):
+    right, left = (rank.rank + 1) % rank.size, (rank.rank - 1) % rank.size
+    pieces = [piece] * rank.size
+    for distance in range(1, rank.size):
+        rank.send(piece, right)
+        piece = pieces[(rank.rank - distance) % rank.size] = rank.receive(left)
+    return pieces
+
+
+def all_reduce(tensor, rank):
+    return torch.cat(all_gather(reduce_scatter(cut(tensor, rank.size), rank), rank))

@@ -1,0 +1,35 @@
+# misconception: hook-order
+import torch
+
+
+def share(rows, rank):
+    total = torch.tensor([rows], dtype=torch.float64)
+    rank.start_all_reduce(total).wait()
+    return rows / total.item()
+
+
+def average(parameters, share, rank):
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.mul_(share)
+        rank.start_all_reduce(parameter.grad).wait()
+
+
+def backward(loss, parameters, share, rank):
+    handles = []
+
+    def hook(parameter):
+        parameter.grad.mul_(share)
+        handles.append(rank.start_all_reduce(parameter.grad))
+
+    hooks = [parameter.register_post_accumulate_grad_hook(hook) for parameter in parameters]
+    loss.backward()
+    for h in hooks:
+        h.remove()
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+            handles.append(rank.start_all_reduce(parameter.grad))
+    for handle in handles:
+        handle.wait()

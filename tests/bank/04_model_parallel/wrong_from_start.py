@@ -1,0 +1,17 @@
+# misconception: from-start
+def place(model, balance, devices):
+    return [model[:n].to(device) for n, device in zip(balance, devices)]
+
+
+def forward(stages, devices, x):
+    for stage, device in zip(stages, devices):
+        x = stage(x.to(device))
+    return x
+
+
+def train_step(stages, devices, x, target, loss_fn, optimizer):
+    optimizer.zero_grad()
+    loss = loss_fn(forward(stages, devices, x), target.to(devices[-1]))
+    loss.backward()
+    optimizer.step()
+    return loss.item()

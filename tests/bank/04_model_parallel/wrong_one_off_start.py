@@ -1,0 +1,22 @@
+# misconception: one-off
+def place(model, balance, devices):
+    stages, start = [], 0
+    for n, device in zip(balance, devices):
+        end = start + n
+        stages.append(model[start:end].to(device))
+        start = end + 1
+    return stages
+
+
+def forward(stages, devices, x):
+    for stage, device in zip(stages, devices):
+        x = stage(x.to(device))
+    return x
+
+
+def train_step(stages, devices, x, target, loss_fn, optimizer):
+    optimizer.zero_grad()
+    loss = loss_fn(forward(stages, devices, x), target.to(devices[-1]))
+    loss.backward()
+    optimizer.step()
+    return loss.item()

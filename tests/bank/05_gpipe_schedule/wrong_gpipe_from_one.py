@@ -1,0 +1,16 @@
+# misconception: from-one
+def clock_cycles(stages, micro_batches):
+    cycles = []
+    for t in range(stages + micro_batches - 1):
+        cycles.append([(s, t - s) for s in range(stages) if 0 <= t - s < micro_batches])
+    return cycles
+
+
+def gpipe(stages, micro_batches):
+    numbers = range(1, micro_batches + 1)
+    return [[f'F{i}' for i in numbers] + [f'B{i}' for i in reversed(numbers)] for _ in range(stages)]
+
+
+def bubble(stages, micro_batches):
+    total = stages + micro_batches - 1
+    return (total - micro_batches) / total

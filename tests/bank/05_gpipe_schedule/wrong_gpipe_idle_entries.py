@@ -1,0 +1,20 @@
+# misconception: idle-entries
+def clock_cycles(stages, micro_batches):
+    cycles = []
+    for t in range(stages + micro_batches - 1):
+        cycles.append([(s, t - s) for s in range(stages) if 0 <= t - s < micro_batches])
+    return cycles
+
+
+def gpipe(stages, micro_batches):
+    rows = []
+    for s in range(stages):
+        row = [None] * s + [f'F{i}' for i in range(micro_batches)] + [None] * (stages - 1 - s)
+        row += [None] * (stages - 1 - s) + [f'B{i}' for i in reversed(range(micro_batches))] + [None] * s
+        rows.append(row)
+    return rows
+
+
+def bubble(stages, micro_batches):
+    total = stages + micro_batches - 1
+    return (total - micro_batches) / total

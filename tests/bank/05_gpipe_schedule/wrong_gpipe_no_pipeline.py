@@ -1,0 +1,20 @@
+# misconception: no-pipeline
+def clock_cycles(stages, micro_batches):
+    cycles = []
+    for t in range(stages + micro_batches - 1):
+        cycles.append([(s, t - s) for s in range(stages) if 0 <= t - s < micro_batches])
+    return cycles
+
+
+def gpipe(stages, micro_batches):
+    rows = [[] for _ in range(stages)]
+    for i in range(micro_batches):
+        for row in rows:
+            row.append(f'F{i}')
+            row.append(f'B{i}')
+    return rows
+
+
+def bubble(stages, micro_batches):
+    total = stages + micro_batches - 1
+    return (total - micro_batches) / total

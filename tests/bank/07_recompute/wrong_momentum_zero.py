@@ -1,0 +1,27 @@
+# misconception: batches-counted-twice
+import torch
+
+
+def forward(layer, x):
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        y = layer(x.clone())
+    return y, (x, state)
+
+
+def backward(layer, kept, gradient):
+    x, state = kept
+    x = x.detach()
+    if x.is_floating_point():
+        x.requires_grad_()
+    norms = [m for m in layer.modules() if hasattr(m, 'running_mean')]
+    momenta = [m.momentum for m in norms]
+    for m in norms:
+        m.momentum = 0.0
+    with torch.random.fork_rng():
+        torch.set_rng_state(state)
+        y = layer(x.clone())
+    y.backward(gradient)
+    for m, momentum in zip(norms, momenta):
+        m.momentum = momentum
+    return x.grad

@@ -1,0 +1,33 @@
+# misconception: last-layers
+def slowest(costs, balance):
+    time = worst = stage = 0
+    left = balance[0]
+    for cost in costs:
+        if left == 0:
+            worst = max(worst, time)
+            stage += 1
+            left, time = balance[stage], 0
+        time += cost
+        left -= 1
+    return worst
+
+
+import functools
+
+
+def balance(costs, stages):
+    layers = len(costs)
+
+    @functools.cache
+    def best(start, left):
+        if left == 1:
+            return sum(costs[start:]), (layers - start,)
+        found = None
+        for count in range(1, layers - start - left + 2):
+            rest, counts = best(start + count, left - 1)
+            time = max(sum(costs[start:start + count]), rest)
+            if found is None or time < found[0]:
+                found = time, (count, *counts)
+        return found
+
+    return list(best(0, stages)[1])

@@ -1,0 +1,28 @@
+# misconception: which-stage
+def slowest(costs, balance):
+    times, start = [], 0
+    for count in balance:
+        times.append(sum(costs[start:start + count]))
+        start += count
+    return times.index(max(times))
+
+
+import functools
+
+
+def balance(costs, stages):
+    layers = len(costs)
+
+    @functools.cache
+    def best(start, left):
+        if left == 1:
+            return sum(costs[start:]), (layers - start,)
+        found = None
+        for count in range(1, layers - start - left + 2):
+            rest, counts = best(start + count, left - 1)
+            time = max(sum(costs[start:start + count]), rest)
+            if found is None or time < found[0]:
+                found = time, (count, *counts)
+        return found
+
+    return list(best(0, stages)[1])

@@ -1,0 +1,4 @@
+# misconception: default-device
+    # STEP 5
+    return x.cuda(), y.cuda()
+    # END

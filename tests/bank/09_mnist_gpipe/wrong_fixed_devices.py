@@ -1,0 +1,4 @@
+# misconception: default-device
+    # STEP 5
+    return x.to('cuda:0'), y.to('cuda:1')
+    # END

@@ -1,0 +1,4 @@
+# misconception: whole-model-moved
+    # STEP 2
+    model.to(devices[0].torch)
+    # END

@@ -1,0 +1,3 @@
+# misconception: unsolved
+    # STEP 3
+    # END

@@ -1,0 +1,3 @@
+# misconception: unsolved
+    # STEP 4
+    # END

@@ -1,0 +1,4 @@
+# misconception: not-moved
+    # STEP 5
+    return x, y
+    # END

@@ -1,0 +1,9 @@
+# misconception: time-for-memory
+    # STEP 3
+    if args.balance_by == 'time':
+        balance = balance_by_size(len(devices), model, torch.rand(args.batchsize, 1, 28, 28), chunks=args.num_microbatches)
+    elif args.balance_by == 'memory':
+        balance = balance_by_time(len(devices), model, torch.rand(-(-args.batchsize // args.num_microbatches), 1, 28, 28))
+    else:
+        balance = args.balance_by
+    # END

@@ -1,0 +1,18 @@
+def stashes(row):
+    return max(sum(1 if op[0] == 'F' else -1 for op in row[:end]) for end in range(1, len(row) + 1))
+
+
+def one_f_one_b(stages, micro_batches):
+    rows = []
+    for s in range(stages):
+        forward = backward = 0
+        row = []
+        while backward < micro_batches:
+            if forward < micro_batches and forward - backward < stages - s:
+                row.append(f'F{forward}')
+                forward += 1
+            else:
+                row.append(f'B{backward}')
+                backward += 1
+        rows.append(row)
+    return rows

@@ -1,0 +1,46 @@
+"""TEACHING.md says what is so: its commands are there, the files that it names too, and its example is a grader."""
+
+import re
+import textwrap
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from fewgpu.workshop.__main__ import PANELS
+from fewgpu.workshop.grading.grader import Failure
+from fewgpu.workshop.grading.work import Work
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = {name: where for commands in PANELS.values() for name, where in commands.items()}
+TEXT = (ROOT / 'TEACHING.md').read_text(encoding='utf-8')
+IMPORTS = '''
+from random import Random
+from fewgpu.workshop.grading.grader import Hints, check
+from fewgpu.workshop.grading.law import Suspect, judge
+from fewgpu.workshop.grading.work import Work
+'''
+
+
+def test_its_commands_and_files_are_there():
+    assert set(re.findall(r'\./workshop\.py (\w+)', TEXT)) <= set(COMMANDS)
+    named = set(re.findall(r'`((?:jobs|notebooks|lib|tests)/[\w./-]+)`', TEXT))
+    assert {'jobs/site.sh.example', 'notebooks/mnist_gpipe.ipynb'} <= named
+    to_be_made = {name for name in named if '11_my_topic' in name} | {'jobs/site.sh'}
+    assert not [name for name in named - to_be_made if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize('body, misconception', [('sum(parts)', None), ('sum(parts[:-1])', 'off-by-one'), ('3', '')])
+def test_its_example_of_a_grader_judges(tmp_path, body, misconception):
+    example = TEXT[TEXT.index('       FORBIDDEN ='):TEXT.index('   A check states a law')]
+    grader: dict = {}
+    exec(IMPORTS + textwrap.dedent(example), grader)
+    file = tmp_path / '11_my_topic.py'
+    file.write_text(f'def total(parts):\n    return {body}\n')
+    try:
+        grader['total'].run(Work(file), Random(1))
+    except Failure as failure:
+        assert failure.misconception == misconception
+    else:
+        assert misconception is None
+    assert set(grader['HINTS']) == {'total'} and grader['total'].points == 10
