@@ -1,4 +1,4 @@
-"""Whatever a learner's file does, a verdict comes out: a clear sentence, the learner's own line, and no process left."""
+"""Whatever a learner's file does, a verdict comes out: a sentence, the learner's own line, and no process left."""
 
 import json
 import os
@@ -18,7 +18,8 @@ EXERCISE = find(1)
 
 BODIES = {   # of `sizes`: what it does, the misconception, and what the line of the learner's has in it
     'an endless loop': ('while True:\n        pass', 'too-slow', r'while|pass'),
-    'a loop inside C, which holds the lock of Python': ("import re\n    re.match(r'(a+)+$', 'a' * 40 + 'b')", 'too-slow', 're.match'),
+    'a loop inside C, which holds the lock of Python': (
+        "import re\n    re.match(r'(a+)+$', 'a' * 40 + 'b')", 'too-slow', 're.match'),
     'a wait for ever': ('import threading\n    threading.Event().wait()', 'too-slow', 'wait'),
     'sys.exit': ('import sys\n    sys.exit(0)', 'exits', 'sys.exit'),
     'os._exit': ('import os\n    os._exit(0)', 'exits', ''),
@@ -26,11 +27,14 @@ BODIES = {   # of `sizes`: what it does, the misconception, and what the line of
     'a crash': ('import ctypes\n    ctypes.string_at(0)', 'crashed', 'string_at'),
     'a fork': ('import os\n    os.fork()', 'starts-processes', 'os.fork'),
     'a shell': ("import os\n    os.system('true')", 'starts-processes', 'os.system'),
-    'a process': ('import multiprocessing\n    multiprocessing.Process(target=print).start()', 'starts-processes', 'start()'),
-    'a process that hides what went wrong': ("import subprocess\n    try:\n        subprocess.run(['true'])\n    except Exception:\n"
-                                             '        return [rows]', 'starts-processes', 'subprocess.run'),
+    'a process': (
+        'import multiprocessing\n    multiprocessing.Process(target=print).start()', 'starts-processes', 'start()'),
+    'a process that hides what went wrong': (
+        "import subprocess\n    try:\n        subprocess.run(['true'])\n    except Exception:\n        return [rows]",
+        'starts-processes', 'subprocess.run'),
     'megabytes of prints': ("while True:\n        print('x' * 1000)", 'prints-too-much', 'while|print'),
-    'a large list': ("kept = []\n    while True:\n        kept.append('x' * 10**7 + str(len(kept)))", 'too-much-memory', 'append'),
+    'a large list': (
+        "kept = []\n    while True:\n        kept.append('x' * 10**7 + str(len(kept)))", 'too-much-memory', 'append'),
     'a large tensor': ('return [torch.ones(10**10).sum()]', 'too-much-memory', 'torch.ones'),
     'endless recursion': ('return sizes(rows, chunks)', 'raises', 'return sizes'),
     'an exception': ('return 1 / 0', 'raises', '1 / 0'),
@@ -38,7 +42,8 @@ BODIES = {   # of `sizes`: what it does, the misconception, and what the line of
     'a number': ('return 7', '', 'def sizes'),
     'nothing': ('rows + chunks', 'returns-nothing', 'def sizes'),
     'only a docstring': ('pass', 'unsolved', 'def sizes'),
-    'the kit': ('from fewgpu.microbatch import sizes\n    return sizes(rows, chunks)', 'handed-back', 'return sizes'),
+    'the kit': (
+        'from fewgpu.microbatch import sizes\n    return sizes(rows, chunks)', 'handed-back', 'return sizes'),
     'the kit, by a detour': ("import importlib\n    kit = importlib.import_module('fewgpu.' + 'microbatch')\n"
                              "    return list(map(getattr(kit, 'si' + 'zes'), [rows], [chunks]))[0]", 'handed-back', 'map'),
 }
@@ -146,11 +151,12 @@ def test_nothing_is_written_beside_the_learners_file(tmp_path: Path) -> None:
 def test_interrupt_ends_the_process_that_grades(tmp_path: Path) -> None:
     file = tmp_path / '01_microbatch.py'
     started = tmp_path / 'started'
-    file.write_text(solved(before=f'open({str(started)!r}, "w").close()\nimport time\ntime.sleep(1000)'), encoding='utf-8')
-    script = ('from pathlib import Path\nfrom fewgpu.workshop.exercise import find\nfrom fewgpu.workshop.grading.grade import grade\n'
-              f'grade(find(1), Path({str(file)!r}))')
-    lib = str(Path(__file__).resolve().parents[1] / 'lib')
-    process = subprocess.Popen([sys.executable, '-c', script], env={**os.environ, 'PYTHONPATH': lib}, stderr=subprocess.DEVNULL)
+    hangs = f'open({str(started)!r}, "w").close()\nimport time\ntime.sleep(1000)'
+    file.write_text(solved(before=hangs), encoding='utf-8')
+    script = ('from pathlib import Path\nfrom fewgpu.workshop.exercise import find\n'
+              f'from fewgpu.workshop.grading.grade import grade\ngrade(find(1), Path({str(file)!r}))')
+    environment = {**os.environ, 'PYTHONPATH': str(Path(__file__).resolve().parents[1] / 'lib')}
+    process = subprocess.Popen([sys.executable, '-c', script], env=environment, stderr=subprocess.DEVNULL)
     while not started.exists():
         assert process.poll() is None
         time.sleep(0.05)

@@ -38,6 +38,7 @@ from torch.nn.functional import cross_entropy
 from fewgpu import GPipe, ModelParallel, data, get_devices, plot, schedule
 from fewgpu.balance import balance_by_size, balance_by_time, profile
 from fewgpu.models import build
+from fewgpu.workshop import check
 from fewgpu.workshop.claims import Claims
 from fewgpu.workshop.lesson import compare, run
 from fewgpu.workshop.machine import cores, two_core_efficiency
@@ -479,6 +480,13 @@ plain_report = run(f'exercises/mnist_pytorch.py {flags}')
 
 # %%
 yours = run(f'exercises/09_mnist_gpipe.py {flags}')
+
+# %% [markdown]
+# A script that runs need not be right. This puts your five steps to the test, one by one, and says what is wrong and where
+# (in a terminal: `./workshop.py check 09`, and `./workshop.py hint 09` for a hint):
+
+# %%
+check(9)
 
 # %% [markdown]
 # <details><summary>Stuck at step 3?</summary>

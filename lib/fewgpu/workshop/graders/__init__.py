@@ -1,1 +1,1 @@
-"""The graders: `NN_name.py` has the name of its exercise, and is found by it. The other files are what graders share."""
+"""The graders: `NN_name.py` is found by the name of its exercise. The other files are what graders are made of."""

@@ -91,7 +91,8 @@ class _Child:
         outcome.status, outcome.misconception = FAILED, failure.misconception
         sentence = _sentence(self._sentences, failure.misconception)
         outcome.message = ' '.join(filter(None, [sentence, failure.message])) or 'The answer is not the right one.'
-        outcome.case, outcome.picture, outcome.svg, outcome.lines = failure.case, failure.picture, failure.svg, failure.lines
+        outcome.case, outcome.lines, outcome.picture, outcome.svg = (
+            failure.case, failure.lines, failure.picture, failure.svg)
         return outcome
 
     def _write(self, data: dict[str, Any]) -> None:

@@ -55,8 +55,8 @@ def judge(cases: Iterable[Case], answer: Callable[[Case], Any], truth: Callable[
     drawn = picture(case, got, wanted) if picture and not isinstance(got, BaseException) else ''
     if isinstance(got, BaseException):
         raise InCase(got, shown_case, named)
-    if got is None and not named:
-        named = 'returns-nothing'
+    if not named and (got is None or isinstance(got, list) and got and all(part is None for part in got)):
+        named = 'returns-nothing'   # also where it is asked of every rank
     raise Failure(misconception=named, case=shown_case, picture=drawn, lines=lines)
 
 
@@ -121,6 +121,8 @@ def shown(value: Any, most: int = 60) -> str:
     """A value as one short line."""
     if isinstance(value, BaseException):
         text = f'{type(value).__name__}: {value}'.partition('\n')[0]
+    elif isinstance(value, torch.Tensor) and value.dim() == 0:
+        text = f'{value.item():g}' if value.is_floating_point() else str(value.item())
     elif isinstance(value, torch.Tensor):
         numbers = value.detach().flatten()[:8].tolist()
         listed = ', '.join(f'{number:g}' if isinstance(number, float) else str(number) for number in numbers)

@@ -1,4 +1,4 @@
-"""How long a check may take: so many seconds of computing, however long a busy machine makes them, or of doing nothing."""
+"""How long a check may take: so many seconds of computing, however busy the machine is, or of doing nothing."""
 
 import os
 import time

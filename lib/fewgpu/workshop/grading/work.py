@@ -54,8 +54,8 @@ class Work:
         if name.startswith('_'):
             raise AttributeError(name)
         if name not in vars(self._module):
-            raise Failure(f'There is no `{name}` in {self._path.name}; `./workshop.py reset` brings the exercise as it was, '
-                          f'and keeps a copy of yours.', misconception='missing-function')
+            raise Failure(f'There is no `{name}` in {self._path.name}; `./workshop.py reset` brings the exercise as it '
+                          f'was, and keeps a copy of yours.', misconception='missing-function')
         for node in _definitions(self._tree):
             if node.name == name and _is_empty(node):
                 raise Failure(f'`{name}` has no body yet.', misconception='unsolved', lines=[self._line(node.lineno)])
@@ -80,7 +80,8 @@ class Work:
 
     def _line(self, number: int, file: str = '') -> Line:
         path = file or str(self._path)
-        return Line(number, linecache.getline(path, number).rstrip(), '' if path == str(self._path) else Path(path).name)
+        other = '' if path == str(self._path) else Path(path).name
+        return Line(number, linecache.getline(path, number).rstrip(), other)
 
     def lines(self, trace: TracebackType | None) -> list[Line]:
         """The learner's own lines in a traceback, the innermost last; the kit's and torch's are left out."""
@@ -139,6 +140,6 @@ def _unreadable(error: SyntaxError, path: Path) -> Failure:
     if error.filename != str(path):   # of a file beside it
         return Failure(f'{error.msg} ({Path(error.filename or "").name}, line {error.lineno}).', misconception='syntax-error')
     where = (error.text or '').rstrip('\n')
-    caret = ' ' * max((error.offset or 1) - 1, 0) + '^'
-    return Failure(f'{error.msg[:1].upper()}{error.msg[1:]}.', misconception='syntax-error', case=f'{where}\n{caret}' if where.strip() else '',
-                   lines=[Line(error.lineno or 1, where)])
+    caret = re.sub(r'[^\t]', ' ', where[:max((error.offset or 1) - 1, 0)]) + '^'   # a tab stays one
+    return Failure(f'{error.msg[:1].upper()}{error.msg[1:]}.', misconception='syntax-error',
+                   case=f'{where}\n{caret}'.expandtabs(4) if where.strip() else '', lines=[Line(error.lineno or 1, where)])
