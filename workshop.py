@@ -29,6 +29,8 @@ OFFLINE = r'NewConnectionError|NameResolutionError|ConnectTimeout|ProxyError|Rea
 
 def main(arguments: 'list[str]') -> int:
     """Set the kit up if need be, and run the command."""
+    # This clone's library, whatever else is installed or named by the caller.
+    os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [str(ROOT / 'lib'), os.environ.get('PYTHONPATH')]))
     inside = Path(sys.prefix).resolve() == VENV
     if not inside and this_environment_fits():
         return hand_over(sys.executable, '-P', '-m', 'fewgpu.workshop', *arguments)
@@ -45,7 +47,8 @@ def main(arguments: 'list[str]') -> int:
 
 def hand_over(*command: str) -> int:
     """Become `command`; on Windows, where a program cannot, run it and return its exit code."""
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     if os.name != 'nt':
         os.execv(command[0], command)
     with subprocess.Popen(command) as process:

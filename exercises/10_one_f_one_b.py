@@ -30,9 +30,9 @@ def one_f_one_b(stages: int, micro_batches: int) -> list[list[str]]:
     """What every stage runs in one training step, in order: a list with one list for each stage.
 
     A stage runs the forward 'Fi' and the backward 'Bi' of every micro-batch i = 0, 1, ..., micro_batches - 1 once.
-    A row is an order, not a timetable: a stage waits until its input is there. Fi needs Fi of the stage before. Bi
-    needs the stage's own Fi and, except on the last stage, Bi of the stage behind. All stages and micro-batches
-    cost the same.
+    A row is an order, not a timetable: a stage waits until its input is there. Fi needs Fi of the previous stage.
+    Bi needs the stage's own Fi and, except on the last stage, Bi of the next stage. All stages and micro-batches cost
+    the same.
 
     Laws:
 
@@ -41,7 +41,7 @@ def one_f_one_b(stages: int, micro_batches: int) -> list[list[str]]:
       twice as long as a forward).
 
     So a stage warms up with a few forwards, then runs one forward and one backward in turn, and drains: the
-    backwards that are left. How many forwards warm it up depends on how many stages are behind it. There may be
+    backwards that are left. How many forwards warm it up depends on how many stages come after it. There may be
     fewer micro-batches than stages; there is at least one of each.
 
         one_f_one_b(3, 4)  ->  [['F0', 'F1', 'F2', 'B0', 'F3', 'B1', 'B2', 'B3'],

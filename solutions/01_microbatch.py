@@ -30,6 +30,8 @@ def sizes(rows: int, chunks: int) -> list[int]:
 def scatter(batch: torch.Tensor, chunks: int) -> list[torch.Tensor]:
     """The micro-batches of a mini-batch, in order, cut along its first dimension; of `sizes(len(batch), chunks)` rows.
 
+    A row may have a shape of its own. Dtype and graph stay: gradients of the micro-batches come back to the batch.
+
         scatter(torch.tensor([10, 20, 30, 40, 50]), 2)  ->  [tensor([10, 20, 30]), tensor([40, 50])]
     """
     # STEP 2: take the rows one micro-batch after the other; each begins where the one before it has ended
@@ -42,7 +44,7 @@ def scatter(batch: torch.Tensor, chunks: int) -> list[torch.Tensor]:
 
 
 def gather(micro_batches: list[torch.Tensor]) -> torch.Tensor:
-    """The mini-batch of which these are the micro-batches.
+    """The mini-batch of which these are the micro-batches. Shape of a row, dtype and graph stay.
 
         gather([tensor([10, 20, 30]), tensor([40, 50])])  ->  tensor([10, 20, 30, 40, 50])
     """

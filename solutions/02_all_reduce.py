@@ -1,14 +1,14 @@
 """Exercise 02: add up a tensor over all ranks, round a ring (about 40 minutes).
 
-Ranks that train together add up their gradients after every step. If one rank collected all tensors, its wire would
-be the bottleneck: with N ranks it carries N times as much. Round a ring every rank sends and receives the same, at the
-same time, and hardly more than twice the tensor, however many ranks there are.
+Ranks that train together add up their gradients after every step. If one rank collected all tensors and sent the sum
+back, its wire would be the bottleneck: N ranks with tensors of S bytes send and receive 2 (N - 1) S bytes over it. Round
+a ring all send at the same time, each 2 (N - 1) / N S: less than twice its tensor, however many ranks there are.
 
-The tensor is cut into as many pieces as there are ranks. S is the sum of a piece over all ranks:
+The tensor is cut into as many pieces as there are ranks. * is the sum of a piece over all ranks:
 
-    rank 0   a0 b0 c0                    S  .  .                 S  S  S
-    rank 1   a1 b1 c1   reduce-scatter   .  S  .   all-gather    S  S  S
-    rank 2   a2 b2 c2        ->          .  .  S       ->        S  S  S
+    rank 0   a0 b0 c0                    *  .  .                 *  *  *
+    rank 1   a1 b1 c1   reduce-scatter   .  *  .   all-gather    *  *  *
+    rank 2   a2 b2 c2        ->          .  .  *       ->        *  *  *
 
 Your functions run on all ranks at once. They get their `rank`:
 
@@ -31,7 +31,8 @@ from fewgpu.workshop.practice.ranks import Rank, run_ranks
 def cut(tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
     """The tensor, of one dimension, in `size` pieces, in order.
 
-    Their lengths differ by one at most, longer ones first. A tensor shorter than `size` has empty pieces at the end.
+    Their lengths differ by one at most, longer ones first. A tensor shorter than `size` has empty pieces at the
+    end; one without any numbers, only those.
 
         cut(tensor([1, 2, 3, 4, 5]), 2)  ->  [tensor([1, 2, 3]), tensor([4, 5])]
         cut(tensor([1, 2]), 3)           ->  [tensor([1]), tensor([2]), tensor([])]

@@ -42,7 +42,8 @@ def average(parameters: list[nn.Parameter], share: float, rank: Rank) -> None:
 
     The loss of every rank was the mean over its own rows, and `share` is what the function above returns. `parameters`
     has the same parameters in the same order on all ranks. Where a rank has no gradient (`.grad` is None), because it
-    did not need that layer, it takes part with zeros, and has the average afterwards. The weights stay as they are.
+    did not need that layer, it takes part with zeros, and has the average afterwards. The weights, which may
+    have any shape, stay as they are.
 
         rank 0: .grad is tensor([1.]),  average([w], 0.25, rank)  ->  .grad is tensor([7.75])     0.25 * 1 + 0.75 * 10
         rank 1: .grad is tensor([10.]), average([w], 0.75, rank)  ->  .grad is tensor([7.75])
@@ -69,7 +70,8 @@ def backward(loss: torch.Tensor, parameters: list[nn.Parameter], share: float, r
     - `parameters` has them in the order in which the layers use them: their gradients come in reverse.
     - That is only so as a rule: on a rank some may come in another order, or not at all. Still all ranks have to start
       the same reductions in the same order: so agree on one, and let a gradient that comes too early wait for its turn.
-    - `.grad` may hold gradients of earlier backwards of this rank, which were not averaged: they are averaged along.
+    - `.grad` may hold gradients of earlier backwards of this rank, which were not averaged: they are averaged along,
+      also where this backward adds nothing to them.
     - `backward` is called once a step: the next call has to work as well.
     """
     # STEP 3: who may start when its gradient is complete? who is left when the backward has ended? and then?

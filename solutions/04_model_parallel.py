@@ -1,14 +1,16 @@
 """Exercise 04: a model that is spread over several GPUs (about 25 minutes).
 
 A model that does not fit one GPU may fit two: the first layers live on one, the others on the next. A tensor and the
-weights it meets have to be on one device, so the activations travel, and nothing else does. One GPU works at a time:
-it is no faster than one large GPU would be. The pipeline of the next exercises mends that.
+weights it meets have to be on one device, so the activations travel to the next stage, and their gradients travel
+back; the weights stay. One GPU works at a time: it is no faster than one large GPU would be. The pipeline of the next
+exercises mends that.
 
     ./workshop.py check 04       # is it right?
     ./workshop.py run exercises/04_model_parallel.py
 
-You need no GPU: the kit pretends that there are some (`fewgpu.workshop.practice.gpus`). All that you know of `.to`,
-`.device` and CUDA's error messages holds for them.
+You need no GPU: the kit pretends that there are some (`fewgpu.workshop.practice.gpus`). `.to`, `.cuda`, `.device`,
+`device=` and CUDA's error messages are as you know them. `torch.cuda` itself does not know these GPUs: what you ask
+it (`torch.cuda.device_count()`, say) is answered for the machine that you have.
 """
 
 from collections.abc import Callable
@@ -26,7 +28,8 @@ def place(model: nn.Sequential, balance: list[int], devices: list[torch.device])
     There are as many devices as stages, and all layers find a place: sum(balance) is len(model). Every balance[j] is
     at least 1. Devices come in any order, and two stages may share one.
 
-    The layers are the model's own, not copies: an optimizer that was made of model.parameters() trains them.
+    The layers are the model's own, not copies: an optimizer that was made of model.parameters() trains them. They are
+    moved, and stay as they are otherwise (dtype, requires_grad, training or eval mode). A stage can be called.
 
         place(nn.Sequential(a, b, c), [1, 2], [cuda0, cuda1])
             ->  [nn.Sequential(a), nn.Sequential(b, c)]       a on cuda0, b and c on cuda1
@@ -63,7 +66,8 @@ def train_step(stages: list[nn.Sequential], devices: list[torch.device], x: torc
     """One training step on a mini-batch, as a plain script does it; returns the loss, a number.
 
     `x` and `target` are on the CPU. loss_fn(output, target) is computed on the last stage's device, where the output
-    is. The optimizer has all the model's parameters. Gradients that were there before the step do not count.
+    is. The optimizer has all the model's parameters. Gradients that were there before the step do not count. The loss
+    that is returned is that of this forward, and holds no graph.
 
         for x, target in batches:
             loss = train_step(stages, devices, x, target, nn.functional.mse_loss, optimizer)

@@ -15,7 +15,7 @@ def clock_cycles(stages: int, micro_batches: int) -> list[list[tuple[int, int]]]
     """Which forwards run at the same time: for every clock cycle the list of its (stage, micro-batch).
 
     All forwards take one cycle. A stage runs one forward in a cycle, and takes the micro-batches in the order
-    0, 1, 2, ... A stage can run a micro-batch from the cycle after the one in which the stage before it ran that
+    0, 1, 2, ... A stage can run a micro-batch from the cycle after the one in which the previous stage ran that
     micro-batch; stage 0 need not wait for anybody. Every forward runs in the first cycle in which it can. Stages and
     micro-batches are counted from 0, and there is at least one of each; either may be more than the other.
 
@@ -42,9 +42,9 @@ def gpipe(stages: int, micro_batches: int) -> list[list[str]]:
     micro-batch once: first all forwards, in the order 0, 1, 2, ..., then all backwards. A row is an order, not a
     timetable: idle time is not written down, a stage simply waits until its input is there.
 
-    Fi of a stage needs Fi of the stage before it. Bi of a stage needs its own Fi and, except on the last stage, Bi
-    of the stage *behind* it, from which the gradient comes. In which order the backwards come is up to you, as long
-    as the whole step takes no longer than it must: (stages + micro_batches - 1) times a forward and a backward.
+    Fi of a stage needs Fi of the previous stage. Bi of a stage needs its own Fi and, except on the last stage, Bi of
+    the *next* stage, from which the gradient comes. In which order the backwards come is up to you, as long as the
+    whole step takes no longer than it must: (stages + micro_batches - 1) times a forward and a backward.
 
         gpipe(2, 3)  ->  [['F0', 'F1', 'F2', 'B2', 'B1', 'B0'],
                           ['F0', 'F1', 'F2', 'B2', 'B1', 'B0']]

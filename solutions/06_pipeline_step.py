@@ -27,13 +27,15 @@ class Stage:
     def forward(self, i: int, x: torch.Tensor) -> torch.Tensor:
         """The output of the layers for micro-batch i, as a tensor without a graph (its grad_fn is None).
 
-        `x` has no graph and does not require a gradient. It is what the stage before has sent, a float tensor, or in
-        the first stage the input of the model, which may be integers (token numbers, say).
+        `x` has no graph and does not require a gradient. It is what the previous stage has sent, a float tensor, or
+        in the first stage the input of the model, which may be integers (token numbers, say). It stays the caller's:
+        leave it as it is, and also what it says of itself (`x.requires_grad`). The layers run once for each
+        micro-batch: dropout draws in them, and batch norm counts.
 
         Keep what `backward(i, ...)` will need. Before it is called, forwards of other micro-batches may come, in any
         order. A number that has had its backward is used again in the next step.
         """
-        # STEP 2: begin a graph that ends at this stage's borders: where does it begin, and what leaves the stage?
+        # STEP 2: a graph that ends at the borders of this stage: where does it begin, and what leaves the stage?
         x = x.detach()
         if x.is_floating_point():
             x.requires_grad_()
@@ -46,7 +48,7 @@ class Stage:
         """The backward of micro-batch i, from the gradient of the loss with respect to the stage's output.
 
         Adds to the `.grad` of the parameters, as every backward of torch does. Returns the gradient of the loss with
-        respect to x, for the stage before; None if x were integers. Afterwards the stage keeps nothing of
+        respect to x, for the previous stage; None if x were integers. Afterwards the stage keeps nothing of
         micro-batch i. The backwards of several micro-batches come in any order.
 
             stage = Stage(nn.Linear(1, 1, bias=False))            its weight is 3, say
@@ -70,7 +72,7 @@ def step(stages: list[Stage], micro_batches: list[torch.Tensor], targets: list[t
     loss_fn(output, target) is the mean over the rows of a micro-batch, and micro-batches may have different numbers
     of rows (at least 1). Afterwards the parameters' gradients are those of the mean over all rows of the mini-batch,
     as if the plain model had done it in one piece, added to those that were there before. No weights are changed.
-    A stage is used by its `forward` and `backward` alone.
+    A stage is used by its `forward` and `backward` alone. What is returned holds no graph.
 
         step([Stage(nn.Identity())], [torch.tensor([[1.], [1.]]), torch.tensor([[4.]])],
              [torch.zeros(2, 1), torch.zeros(1, 1)], lambda output, target: output.mean())

@@ -16,7 +16,7 @@ How high can you go?
 
 The difference from the plain script is five steps, and `diff` shows them:
 
-    diff exercises/mnist_pytorch.py solutions/09_mnist_gpipe.py
+    diff exercises/mnist_pytorch.py exercises/09_mnist_gpipe.py
 """
 
 import torch
@@ -52,8 +52,8 @@ def build(args):
     # STEP 2: no model.to(device) any more: GPipe moves every stage to its own device
     # was: model.to(devices[0].torch)
     # END
-    # STEP 3: choose the balance, so many layers a stage, by time or by memory, or
-    #         as args.balance_by has the numbers themselves
+    # STEP 3: choose the balance, so many layers a stage: args.balance_by is 'time', 'memory', or already a list of
+    #         numbers. To measure with, any images will do: random ones of shape (rows, 1, 28, 28), for example.
     # Hint: balance_by_time(stages, model, micro_batch) or balance_by_size(stages, model, mini_batch, chunks=...)
     stages, sample = len(devices), torch.rand(args.batchsize, 1, 28, 28)
     if args.balance_by == 'time':

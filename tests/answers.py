@@ -3,7 +3,7 @@
     tests/bank/05_gpipe_schedule/right_by_clock.py       must pass
     tests/bank/05_gpipe_schedule/wrong_backward.py       must fail, and be named: `# misconception: ...` in its first line
 
-An answer is what a learner would hand in. One that has nothing but `# STEP n: ...` to `# END` blocks stands for the
+An answer is what a learner would hand in. One that has nothing but `# STEP n` to `# END` blocks stands for the
 solution with these steps in place of its own.
 """
 
@@ -15,7 +15,7 @@ from fewgpu.workshop.exercise import Exercise, all_exercises
 
 BANK = Path(__file__).parent / 'bank'
 _EXPECTED = re.compile(r'# misconception: ([\w-]+)\n')
-_STEP = re.compile(r'^[ ]*# STEP (\d+):.*?^[ ]*# END\n', re.DOTALL | re.MULTILINE)
+_STEP = re.compile(r'^[ ]*# STEP (\d+)\b.*?^[ ]*# END\n', re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)

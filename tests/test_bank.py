@@ -19,12 +19,14 @@ ANSWERS, EXERCISES = all_answers(), all_exercises()
 
 
 @pytest.fixture(scope='module')
-def verdicts(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[dict[Answer, Future[Verdict]]]:
-    """Of all answers that are asked for, graded side by side; at the end the score is printed."""
+def verdicts(tmp_path_factory: pytest.TempPathFactory,
+             request: pytest.FixtureRequest) -> Iterator[dict[Answer, Future[Verdict]]]:
+    """Of all answers that are asked for, graded side by side with the seed of this run; at the end comes the score."""
+    seed = int(request.config.getoption('hypothesis_seed'))
     asked = {item.callspec.params['answer'] for item in request.session.items
              if item.module is sys.modules[__name__] and 'answer' in getattr(item, 'callspec', Empty).params}
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        futures = {answer: pool.submit(grade_answer, answer, tmp_path_factory.mktemp('bank'))
+        futures = {answer: pool.submit(grade_answer, answer, seed, tmp_path_factory.mktemp('bank'))
                    for answer in ANSWERS if answer in asked}
         yield futures
         pool.shutdown(cancel_futures=True)
@@ -36,10 +38,10 @@ class Empty:
     params: dict = {}
 
 
-def grade_answer(answer: Answer, folder: Path) -> Verdict:
+def grade_answer(answer: Answer, seed: int, folder: Path) -> Verdict:
     file = folder / f'{answer.exercise.name}.py'
     file.write_text(answer.text(), encoding='utf-8')
-    return grade(answer.exercise, file)
+    return grade(answer.exercise, file, seed=seed)
 
 
 def score(futures: dict[Answer, Future[Verdict]]) -> str:

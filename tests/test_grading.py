@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fewgpu.workshop.exercise import find
-from fewgpu.workshop.grading.grade import KEPT_FIRST, KEPT_LAST, grade
+from fewgpu.workshop.grading.forbid import forbid
+from fewgpu.workshop.grading.grade import KEPT_FIRST, KEPT_LAST, GraderError, grade
 from fewgpu.workshop.grading.verdict import BLOCKED, FAILED, Verdict
 
 EXERCISE = find(1)
@@ -32,6 +33,10 @@ BODIES = {   # of `sizes`: what it does, the misconception, and what the line of
     'a process that hides what went wrong': (
         "import subprocess\n    try:\n        subprocess.run(['true'])\n    except Exception:\n        return [rows]",
         'starts-processes', 'subprocess.run'),
+    'a process from a thread': (
+        'import concurrent.futures, subprocess\n'
+        "    return concurrent.futures.ThreadPoolExecutor().submit(subprocess.run, ['true']).result()",
+        'starts-processes', 'submit'),
     'megabytes of prints': ("while True:\n        print('x' * 1000)", 'prints-too-much', 'while|print'),
     'a large list': (
         "kept = []\n    while True:\n        kept.append('x' * 10**7 + str(len(kept)))", 'too-much-memory', 'append'),
@@ -46,6 +51,16 @@ BODIES = {   # of `sizes`: what it does, the misconception, and what the line of
         'from fewgpu.microbatch import sizes\n    return sizes(rows, chunks)', 'handed-back', 'return sizes'),
     'the kit, by a detour': ("import importlib\n    kit = importlib.import_module('fewgpu.' + 'microbatch')\n"
                              "    return list(map(getattr(kit, 'si' + 'zes'), [rows], [chunks]))[0]", 'handed-back', 'map'),
+    'the kit, from a thread': (
+        'import fewgpu.microbatch, concurrent.futures\n'
+        '    return concurrent.futures.ThreadPoolExecutor().submit(fewgpu.microbatch.sizes, rows, chunks).result()',
+        'handed-back', 'submit'),
+    'the kit, by exec': (
+        "names = {}\n    exec('from fewgpu.microbatch import sizes\\nx = sizes(' + f'{rows}, {chunks})', names)\n"
+        "    return names['x']", 'handed-back', 'exec'),
+    'an exception that cannot be told': (
+        "class Odd(Exception):\n        def __str__(self):\n            raise ValueError\n    raise Odd", 'raises', 'raise Odd'),
+    'other built-in functions': ('import builtins\n    builtins.sum = builtins.zip = None\n    return [rows]', '', 'def sizes'),
 }
 FILES = {   # what stands before everything else
     'an import that hangs': ('import time\ntime.sleep(10000)', 'too-slow', 'time.sleep'),
@@ -73,9 +88,10 @@ def graded(text: str, folder: Path, seed: int | None = None) -> Verdict:
 
 
 def children() -> list[str]:
-    """Processes that grade or that a graded file has started."""
-    listed = subprocess.run(['ps', '-eo', 'pid,ppid,args'], capture_output=True, text=True).stdout.splitlines()
-    return [line for line in listed if 'grading.child' in line and str(os.getpid()) in line.split()[:2]]
+    """Processes of a session that one of ours has begun: those that grade, and whatever a graded file has started."""
+    listed = subprocess.run(['ps', '-eo', 'sid,ppid,args'], capture_output=True, text=True).stdout.splitlines()
+    return [line for line in listed if 'grading.child' in line and 'defunct' not in line
+            and (line.split()[1] == str(os.getpid()) or line.split()[1] == '1')]
 
 
 @pytest.mark.slow
@@ -164,3 +180,68 @@ def test_interrupt_ends_the_process_that_grades(tmp_path: Path) -> None:
     assert process.wait(timeout=60) != 0
     listed = subprocess.run(['ps', '-eo', 'args'], capture_output=True, text=True).stdout
     assert str(file) not in listed
+
+
+RIGHT_AFTER_ALL = {   # what is odd about a file that is right
+    'a byte order mark': lambda text: '\ufeff' + text,
+    'another encoding that it names': lambda text: f'# coding: latin-1\n{text}',
+    'a stub of an earlier attempt': lambda text: text.replace('def sizes(', 'def sizes(rows, chunks):\n    pass\n\n\ndef sizes('),
+    'a lambda in place of a stub': lambda text: text.replace(
+        '\ndef scatter(', '\nkept = sizes\n\n\ndef sizes(rows, chunks):\n    pass\n\n\n'
+                          'sizes = lambda rows, chunks: kept(rows, chunks)\n\n\ndef scatter(', 1),
+    'no gradients by default': lambda text: f'import torch\ntorch.set_grad_enabled(False)\n{text}',
+    'another device by default': lambda text: f"import torch\ntorch.set_default_device('meta')\n{text}",
+    'other built-in functions': lambda text: f'import builtins\nbuiltins.sorted = builtins.all = None\n{text}',
+    'no place for modules': lambda text: f'{text}\nimport sys\nsys.path.clear()\n',
+    'a shallow recursion': lambda text: f'import sys\nsys.setrecursionlimit(70)\n{text}',
+    'line ends of Windows': lambda text: text.replace('\n', '\r\n'),
+}
+
+
+@pytest.mark.parametrize('oddity', RIGHT_AFTER_ALL)
+def test_odd_file_that_is_right_passes(oddity: str, tmp_path: Path) -> None:
+    file = tmp_path / '01_microbatch.py'
+    text = RIGHT_AFTER_ALL[oddity](EXERCISE.solution.read_text(encoding='utf-8'))
+    file.write_bytes(text.encode('latin-1' if 'latin-1' in text else 'utf-8'))
+    verdict = grade(EXERCISE, file)
+    assert verdict.passed, [(outcome.message, outcome.case) for outcome in verdict.failures]
+
+
+@pytest.mark.parametrize('content', [b'\x00\x01\x02', 'x = "é"'.encode('utf-16'), b'x = "\xe9"'])
+def test_file_that_is_no_text_is_told_how_to_be_saved(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / '01_microbatch.py').write_bytes(content)
+    failure = grade(EXERCISE, tmp_path / '01_microbatch.py').first_failure
+    assert failure.misconception == 'syntax-error' and 'UTF-8' in failure.message
+
+
+def test_what_is_said_about_a_huge_exception_is_short(tmp_path: Path) -> None:
+    verdict = graded(solved("raise ValueError('x' * 10**7)  # " + 'y' * 10**6), tmp_path)
+    assert len(json.dumps(verdict.to_json())) < 20_000
+
+
+@pytest.mark.parametrize('seed', [-1, 2**64, 1.5, 'a'])
+def test_seed_that_is_none_is_refused(seed: object) -> None:
+    with pytest.raises(ValueError, match='a seed is a whole number'):
+        grade(EXERCISE, EXERCISE.solution, seed=seed)
+
+
+def test_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match='there is no file'):
+        grade(EXERCISE, tmp_path / 'none.py')
+    with pytest.raises(OSError, match='is no file that can be read'):
+        grade(EXERCISE, tmp_path)
+    loop = tmp_path / 'loop.py'
+    loop.symlink_to(loop)
+    with pytest.raises(OSError, match='there is no file|is no file'):
+        grade(EXERCISE, loop)
+
+
+def test_what_is_forbidden_of_a_package_that_is_not_installed_is_no_fault() -> None:
+    forbid(['no_such_package.part.function'], lambda file: False)
+
+
+def test_fault_of_the_kit_is_not_put_down_to_the_learner(tmp_path: Path) -> None:
+    """Its own exception `Failure` with a misconception that nobody lists stands for a grader with a mistake."""
+    text = solved("from fewgpu.workshop.grading.grader import Failure\n    raise Failure(misconception='nobody-lists-this')")
+    with pytest.raises(GraderError, match='not your file'):
+        graded(text, tmp_path)

@@ -51,13 +51,6 @@ def test_judge_fails_what_differs_and_names_what_explains_it(answer: str, truth:
     assert failure.misconception == [*explain_all, *explain_wrong, ''][0]
 
 
-def test_suspect_that_does_not_know_a_case_is_not_excluded_by_it() -> None:
-    suspect = Suspect('even', lambda n: 0 if n % 2 == 0 else Suspect.UNKNOWN)
-    with pytest.raises(Failure) as caught:
-        judge(range(1, 5), lambda n: n % 2, lambda n: n, suspects=[suspect])
-    assert caught.value.misconception == 'even'
-
-
 def test_nothing_returned_is_named_unless_a_suspect_explains_it() -> None:
     with pytest.raises(Failure) as caught:
         judge([1], lambda n: None, lambda n: n)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fewgpu.workshop.grading.grader import Failure
-from fewgpu.workshop.practice.ranks import Deadlock, run_ranks
+from fewgpu.workshop.practice.misuse import ChangedInFlight, Deadlock, Misuse
+from fewgpu.workshop.practice.ranks import run_ranks
 
 
 def test_a_message_takes_latency_and_its_bytes_over_bandwidth():
@@ -134,9 +134,27 @@ def change_in_flight(rank):
     (lambda rank: rank.start_all_reduce(torch.zeros(1 + rank.rank)).wait(), 'different-reductions'),
 ])
 def test_other_ways_not_to_talk_to_each_other_are_named(function, misconception):
-    with pytest.raises(Failure) as found:
+    with pytest.raises(Misuse) as found:
         run_ranks(function, [(), ()])
     assert found.value.misconception == misconception
+
+
+def test_a_rank_knows_what_it_has_not_waited_for():
+    def two(rank):
+        first, second = (rank.start_all_reduce(torch.ones(1)) for _ in range(2))
+        before = rank.unfinished
+        second.wait()
+        after = rank.unfinished
+        first.wait()
+        return before, after, rank.unfinished
+
+    assert run_ranks(two, [(), ()]).results == [([0, 1], [0], [])] * 2
+
+
+def test_what_was_sent_is_told_of_a_tensor_that_is_changed_in_flight():
+    with pytest.raises(ChangedInFlight, match='tensor of 1 number has') as found:
+        run_ranks(change_in_flight, [(), ()])
+    assert found.value.sent.tolist() == [0]
 
 
 def test_a_rank_that_computes_without_end_is_ended():
@@ -145,7 +163,7 @@ def test_a_rank_that_computes_without_end_is_ended():
             pass
 
     stop = []
-    with pytest.raises(Failure, match='has computed') as found:
+    with pytest.raises(Misuse, match='has computed') as found:
         try:
             run_ranks(turn, [()], time_limit=0.05)
         finally:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from fewgpu.workshop.grading.verdict import Line, Outcome, Verdict
 from fewgpu.workshop.runner.learner import learner
 from fewgpu.workshop.runner.page import STYLE
-from fewgpu.workshop.runner.report import share_in, write
+from fewgpu.workshop.runner.report import share_in
+from fewgpu.workshop.runner.whole import write
 from fewgpu.workshop.runner.report_page import report_page
 from fewgpu.workshop.runner.results import Results, Row, clean
 from tests.learners import at, copy_of_this_clone, results, right, row, workshop, wrong

@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from fewgpu.workshop.runner import fresh
+from fewgpu.workshop.runner import whole
 from fewgpu.workshop.runner.progress import Progress, file_of
 from tests.course import SLEEPS, SOLUTIONS, SQUARE, Course
 
@@ -174,6 +175,43 @@ def test_reset_keeps_a_copy_each_time_and_changes_nothing_that_is_new(course):
     assert kept == [b'one', b'two', b'\xff\x00']
 
 
+@pytest.mark.skipif(os.name == 'nt', reason='pipes and links of POSIX')
+@pytest.mark.parametrize('make', [Path.mkdir, os.mkfifo, lambda file: file.symlink_to(file)], ids=['folder', 'pipe', 'loop'])
+def test_what_is_no_file_is_a_sentence_in_reset_and_check(course, make):
+    file = course.exercise(1).file
+    file.unlink()
+    make(file)
+    for command in ('reset', 'check'):
+        done = course.run(command, '01')
+        assert done.returncode and 'Traceback' not in done.stdout + done.stderr
+        assert re.search('no\\s+file', done.stdout) and file.is_symlink() + file.is_dir() + file.is_fifo() == 1
+
+
+@pytest.mark.parametrize('change', [
+    lambda entry: entry.update(last_at='yesterday'),
+    lambda entry: entry['last'].update(outcomes=None),
+    lambda entry: entry['last']['outcomes'][0].update(points='x'),
+    lambda entry: entry['last']['outcomes'][0].update(figures=None),
+    lambda entry: entry['last']['outcomes'][0].update(id='of-an-older-kit'),
+], ids=['time', 'outcomes', 'points', 'figures', 'id'])
+def test_progress_with_odd_values_keeps_no_command_from_working(course, change):
+    course.run('check', '01')
+    data = json.loads(file_of(course.root).read_text())
+    change(data['exercises']['01_double'])
+    file_of(course.root).write_text(json.dumps(data))
+    for command in (['list'], ['hint', '01'], ['report']):
+        done = course.run(*command)
+        assert done.returncode == 0 and 'Traceback' not in done.stdout + done.stderr, done.stderr
+
+
+@pytest.mark.skipif(not Path('/dev/full').exists(), reason='a disk that is always full: there is none here')
+def test_full_disk_is_a_sentence(course):
+    with open('/dev/full', 'w') as full:
+        done = subprocess.run(course.command('list'), cwd=course.root, env=course.environment, stdout=full,
+                              stderr=subprocess.PIPE, encoding='utf-8', timeout=120)
+    assert done.returncode == 1 and 'the disk is full' in done.stderr and 'Traceback' not in done.stderr
+
+
 def test_a_reset_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     file = tmp_path / 'mine.py'
     file.write_text('mine')
@@ -181,9 +219,9 @@ def test_a_reset_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, 'No space left on device')
 
-    monkeypatch.setattr(fresh, 'replace', full)
+    monkeypatch.setattr(whole, '_replace', full)
     with pytest.raises(OSError, match='No space'):
-        fresh.write(file, 'new')
+        whole.write(file, 'new')
     assert file.read_text() == 'mine' and list(tmp_path.iterdir()) == [file]
 
 

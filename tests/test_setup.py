@@ -86,7 +86,7 @@ def third_party_imports(folder: str) -> dict[str, str]:
 
 @pytest.mark.parametrize('folder', ['lib', 'exercises', 'solutions', 'tests'])
 def test_everything_imported_is_a_declared_dependency(folder):
-    known = pinned().keys() | {'IPython', 'jupyter_client'}  # they come with ipywidgets and jupyterlab
+    known = pinned().keys() | {'IPython', 'jupyter_client', 'numpy'}  # come with ipywidgets, jupyterlab, matplotlib
     assert {name: file for name, file in third_party_imports(folder).items() if name not in known} == {}
 
 

@@ -3,11 +3,18 @@
 Only the module of the command that was asked for is imported, so that `--help` needs no torch and answers at once.
 """
 
+import errno
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-import typer
+_on_interrupt = signal.getsignal(signal.SIGINT)
+if __name__ == '__main__' and _on_interrupt is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)   # Ctrl-C while modules are loaded ends us, without ado
+
+import typer  # noqa: E402
 
 # panel of --help: {command: (its module in this package, the function there, what --help says about it)}
 PANELS = {
@@ -70,7 +77,17 @@ def _unused() -> None:
 
 def main() -> None:
     """Run the command that the command line names."""
-    build(sys.argv[1:])(prog_name='workshop.py')
+    if sys.stdout is None:   # it was closed by whoever started us
+        sys.stdout = open(os.devnull, 'w')
+    app = build(sys.argv[1:])
+    signal.signal(signal.SIGINT, _on_interrupt)
+    try:
+        app(prog_name='workshop.py')
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f'workshop.py: the disk is full: free some ({error})', file=sys.stderr)
+        os._exit(1)   # Python would try to write once more what found no room
 
 
 if __name__ == '__main__':

@@ -5,10 +5,11 @@
     lib/fewgpu/workshop/graders/05_gpipe_schedule.py
     tests/bank/05_gpipe_schedule/                 right and wrong answers for the grader
 
-The first line of a solution's docstring names it: `Exercise 05: the clock cycles of GPipe (about 20 minutes).`
+The first line of a solution's docstring names it, as in `Exercise 05: the schedule of GPipe (about 25 minutes).`
 """
 
 import ast
+import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,11 @@ from fewgpu.workshop import repository
 
 _FILE = re.compile(r'(\d\d)_\w+')
 _TITLE = re.compile(r'Exercise (\d\d): (.+?) \(about (\d+) minutes\)\.', re.DOTALL)
+
+
+def real(file: str | Path) -> Path:
+    """The file behind links, by its whole path. (A circle of links stays one: `Path.resolve` raises.)"""
+    return Path(os.path.realpath(file))
 
 
 @dataclass(frozen=True)
@@ -73,9 +79,9 @@ def all_exercises() -> list[Exercise]:
 def find(number: int | str) -> Exercise:
     """By its number, 5 or '05', by its name or by its file. Raises LookupError, with the choices, if there is none."""
     exercises = all_exercises()
-    wanted = Path(str(number)).stem
+    wanted = Path(number).stem if isinstance(number, str) else number
     for exercise in exercises:
-        if wanted == exercise.name or wanted.isdecimal() and int(wanted) == exercise.number:
+        if wanted in (exercise.name, exercise.number, f'{exercise.number}', f'{exercise.number:02}'):
             return exercise
     choices = ', '.join(f'{exercise.number:02}' for exercise in exercises)
-    raise LookupError(f'there is no exercise {number}: choose from {choices}')
+    raise LookupError(f'there is no exercise {str(number)[:40]}: choose from {choices}')

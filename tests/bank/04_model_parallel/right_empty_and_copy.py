@@ -26,4 +26,4 @@ def train_step(stages, devices, x, target, loss_fn, optimizer):
     loss = loss_fn(forward(stages, devices, x), target.to(devices[-1]))
     loss.backward()
     optimizer.step()
-    return loss
+    return loss.item()

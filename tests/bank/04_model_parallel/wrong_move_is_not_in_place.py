@@ -1,4 +1,4 @@
-# misconception: activation-stays
+# misconception: move-dropped
 def place(model, balance, devices):
     stages, at = [], 0
     for n, device in zip(balance, devices):

@@ -1,5 +1,4 @@
 import torch
-from torch import nn
 
 
 class Memory:
@@ -26,14 +25,12 @@ def forward(layer, x):
 
 
 def backward(layer, kept, gradient):
-    norms = [part for part in layer.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training]
-    before = [part.track_running_stats for part in norms]
-    for part in norms:
-        part.track_running_stats = False
-    try:
-        leaf, y = kept.replay(layer)
-    finally:
-        for part, tracked in zip(norms, before):
-            part.track_running_stats = tracked
+    """A layer that works on copies of its buffers, which are then taken away from it again."""
+    owners = [(part, name, buffer) for part in layer.modules() for name, buffer in part.named_buffers(recurse=False)]
+    for part, name, buffer in owners:
+        setattr(part, name, buffer.clone())
+    leaf, y = kept.replay(layer)
     torch.autograd.backward(y, gradient)
+    for part, name, buffer in owners:
+        setattr(part, name, buffer)
     return leaf.grad

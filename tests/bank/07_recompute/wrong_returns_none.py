@@ -1,4 +1,4 @@
-# misconception: input-forgotten
+# misconception: returns-nothing
 import torch
 
 

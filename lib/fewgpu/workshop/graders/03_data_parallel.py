@@ -1,17 +1,20 @@
 """Grader of exercise 03. Laws: every row counts the same; every rank takes part; the network works meanwhile."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import torch
 
 from fewgpu.workshop.graders import overlaps, replicas
-from fewgpu.workshop.graders.replicas import WEIGHT, Grads, Scene
+from fewgpu.workshop.graders.averages import judged, with_hooks_named, with_skips_named
+from fewgpu.workshop.graders.complete import verify_complete
+from fewgpu.workshop.graders.replicas import Grads, Scene
 from fewgpu.workshop.grading.grader import Failure, Hints, InCase, check
 from fewgpu.workshop.grading.law import Suspect, close, judge, shown
 from fewgpu.workshop.grading.work import Work
-from fewgpu.workshop.practice.ranks import Deadlock, Run, run_ranks
+from fewgpu.workshop.practice.ranks import Rank, run_ranks
 
 FORBIDDEN = ('fewgpu.data_parallel', 'fewgpu.reducer', 'fewgpu.collectives', 'fewgpu.buckets',
              'torch.nn.parallel.distributed', 'torch.distributed.all_reduce', 'torch.distributed.reduce_scatter',
@@ -21,27 +24,43 @@ MISCONCEPTIONS = {
     'mean-of-means': 'every rank counts the same: a row of a rank with few rows counts for more than one of a rank '
                      'with many',
     'not-a-share': 'a share is a part of all rows: the shares of all ranks add up to 1',
-    'upside-down': 'the share is upside down: this rank\'s rows, divided by all rows',
+    'upside-down': "the share is upside down: it is this rank's rows, divided by all rows",
     'sum': 'the gradients are added up and not weighed: they grow with the number of ranks, as if the learning rate '
            'did',
+    'weighed-after': "the sum over all ranks is weighed by this rank's share: a share belongs to this rank's own "
+                     'gradient, before the sum',
     'divides-twice': 'the gradients are weighed and then divided once more: the steps become smaller with every rank',
-    'averages-weights': 'the weights are averaged; they are the same on all ranks already, and the gradients stay '
-                        'different',
+    'averages-weights': 'the weights are averaged: they are the same on all ranks already, it is the gradients that '
+                        'differ',
+    'changes-weights': 'the weights are changed: the step is taken by the optimizer, later',
     'not-in-grad': "`.grad` still holds the rank's own gradient: the average has to be in `.grad`, where the "
-                   "optimizer looks",
+                   'optimizer looks',
+    'other-shape': 'the gradient has not the shape of its parameter: it works for weights of one dimension, not for '
+                   'matrices',
     'no-wait': '`.grad` is left while its reduction goes on: what the optimizer reads there is undefined until wait()',
+    'filled-in-flight': '`.grad` is filled from a tensor whose reduction goes on (a hook of register_hook gets the '
+                        'gradient before it is in `.grad`): what was undefined then stays undefined',
     'skips-none': 'a rank without a gradient leaves its reduction out: the others wait for it, or theirs go with the '
                   'wrong one',
+    'stays-none': 'a rank without a gradient takes part, but its own `.grad` stays None: it has to take the same step '
+                  'as all others',
     'averages-first': 'the average comes before the backward: it averages what is in `.grad` then, and this backward '
                       'is left out',
+    'too-early': 'a reduction starts before its gradient is complete: zeros are reduced, and the backward adds to them '
+                 'later (does `in` ask for the parameter itself, or for one with equal numbers, as in a list?)',
     'incoming-only': 'only what this backward adds is averaged: what earlier backwards have left in `.grad` is lost, '
                      'or stays as it was',
-    'hooks-stay': 'hooks of the last step are still there in the next one: a gradient is weighed and reduced twice',
+    'loss-weighed': 'the loss is weighed, and not `.grad`: what earlier backwards have left there goes into the sum '
+                    'unweighed',
+    'old-lost': 'a layer that this backward does not use gets zeros, though earlier backwards have left something in '
+                'its `.grad`: zeros are for None only',
+    'hooks-stay': 'hooks of earlier steps are still there: they pile up, and are called again in every later step',
     'hook-order': 'reductions start in whatever order the gradients come, which differs from rank to rank: gradients '
-                  'of '
-                  'different layers are added up',
+                  'of different layers are added up',
     'after-backward': 'all reductions start after the backward: the network is idle during it, and the devices after '
                       'it',
+    'all-at-once': 'no reduction starts before the last gradient is complete: the network could have had the others '
+                   'long before',
     'forward-order': 'the reductions start in the order of the layers, but the gradient of the first layer comes last: '
                      'everything waits for it',
     'waits-in-hook': 'the hook waits, and so holds up the backward: whoever waits there computes nothing meanwhile',
@@ -53,21 +72,19 @@ HINTS = {
         place='`share`: a tensor of one number, and start_all_reduce(...).wait() on it.',
         outline='total = a tensor that holds rows\nreduce it over all ranks, and wait\nreturn rows / total'),
     'average': Hints(
-        idea='Turn every rank\'s mean into its part of the mean over all rows; then a sum is all that is missing.',
+        idea="Turn every rank's mean into its part of the mean over all rows; then a sum is all that is missing.",
         place='`average`: for every parameter, multiply .grad by share (in place), start its reduction, wait.',
         outline='for each parameter:\n    multiply its .grad by share, in place\n    handle = start the reduction of '
-                '.grad\n'
-                '    wait for handle'),
+                '.grad\n    wait for handle'),
     'missing': Hints(
         idea='The others cannot know that a rank has nothing to say. What does it add to a sum if it has nothing?',
-        place='`average`, where `.grad` is None.', outline='if .grad is None: make it zeros like the parameter; then '
-                                                           'as always'),
+        place='`average`, where `.grad` is None.',
+        outline='if .grad is None: make it zeros like the parameter; then as always'),
     'backward': Hints(
         idea='A hook per parameter starts its reduction; after loss.backward() all that were started are waited for.',
         place='`backward`: register hooks, loss.backward(), remove the hooks, wait for all handles.',
         outline='handles = []\na hook: weigh .grad, start its reduction, append the handle\nregister it with every '
-                'parameter\n'
-                'loss.backward()\nremove the hooks\nwait for all handles'),
+                'parameter\nloss.backward()\nremove the hooks\nwait for all handles'),
     'again': Hints(
         idea='What does .grad hold when the hook is called, and which hooks are there in the second step?',
         place='`backward`: the hook uses parameter.grad, not the tensor of another hook; hooks are removed at the end.',
@@ -77,12 +94,11 @@ HINTS = {
         idea='Who comes too early waits until all before it have started. Who has not come when the backward has '
              'ended comes then.',
         place='`backward`: a fixed list of turns (the parameters in reverse), and a set of those that are complete.',
-        outline='function "start": while the next in the list is complete: weigh and start it\nhook: note that this '
-                'parameter is '
-                'complete; call "start"\nafter loss.backward(): note that all are complete (None becomes zeros); call '
-                '"start"; wait'),
+        outline='function "start": while the next in the list is complete: weigh and start it\n'
+                'hook: note that this parameter is complete; call "start"\n'
+                'after loss.backward(): note that all are complete (None becomes zeros); call "start"; wait'),
     'overlap': Hints(
-        idea='The last layer\'s gradient is there first. Its reduction can run during all the rest of the backward.',
+        idea="The last layer's gradient is there first. Its reduction can run during all the rest of the backward.",
         place='`backward`: what is started inside of the hooks, in which order, and where wait() is called.',
         outline='turns are the parameters in reverse\nin the hook: start, never wait\nwait only after loss.backward() '
                 'has returned'),
@@ -92,7 +108,18 @@ HINTS = {
 @check("a rank's share is its part of all rows", points=1)
 def share(work: Work, random: Random) -> None:
     def answer(rows: tuple[int, ...]) -> list[Any]:
-        return run_ranks(lambda count, rank: _number(work.share(count, rank)), list(rows)).results
+        run = run_ranks(on_rank, list(rows), strict=False)
+        verify_complete(run, work.definition('share'))
+        return run.results
+
+    def on_rank(count: int, rank: Rank) -> object:
+        try:
+            return _number(work.share(count, rank))
+        except Exception as error:
+            if not rank.unfinished:
+                raise
+            raise Failure(f'(So comes {type(error).__name__}: {error}.)', misconception='never-waited',
+                          lines=work.lines(error.__traceback__)) from error
 
     def each(function: Callable[[int, tuple[int, ...]], float]) -> Callable[[tuple[int, ...]], list[float]]:
         return lambda rows: [float(function(count, rows)) for count in rows]
@@ -113,6 +140,7 @@ def share(work: Work, random: Random) -> None:
 
 
 def _number(value: object) -> object:
+    """A tensor of one number is as good as a float: gradients can be multiplied by both."""
     number = isinstance(value, (int, float)) or isinstance(value, torch.Tensor) and value.numel() == 1
     return float(value) if number else value
 
@@ -120,44 +148,6 @@ def _number(value: object) -> object:
 def close_to(one: Any, other: Any) -> bool:
     """As `close`, to single precision."""
     return close(one, other, tolerance=1e-6)
-
-
-def judged(work: Work, name: str, scenes: list[Scene], suspects: list[tuple[str, Callable[[Scene], Any]]] = ()) -> None:
-    """The gradients that `name` leaves, against the plain model's on all rows."""
-    runs: list[Run] = []
-
-    def answer(scene: Scene) -> Grads:
-        runs.append(replicas.run(scene, getattr(work, name), whole=name == 'backward'))
-        replicas.verify_waited(runs[-1], work.definition(name))
-        return runs[-1].results
-
-    getattr(work, name)   # raises if it is missing or empty
-    try:
-        judge(scenes, answer, Scene.truth, same=replicas.same, lines=work.definition(name),
-              tell=lambda *case: f'{name} on {replicas.tell(*case)}', suspects=[
-            *(Suspect(*each) for each in suspects),
-            Suspect('not-in-grad', Scene.alone),
-            Suspect('sum', lambda scene: scene.combined(lambda rank: 1.0)),
-            Suspect('mean-of-means', lambda scene: scene.combined(lambda rank: 1 / len(scene.rows))),
-            Suspect('divides-twice', lambda scene: scene.combined(lambda rank: scene.share(rank) / len(scene.rows))),
-            Suspect('divides-twice', lambda scene: scene.combined(lambda rank: scene.share(rank) ** 2)),
-            Suspect('divides-twice', lambda scene: [[grad * scene.share(rank) for grad in grads]
-                                                    for rank, grads in enumerate(scene.truth())]),
-        ])
-    except Failure as failure:
-        if failure.misconception == 'not-in-grad':
-            failure.misconception = _what_was_reduced(runs)
-        raise
-
-
-def _what_was_reduced(runs: list[Run]) -> str:
-    """Where every rank has kept its own gradients: what else it was that they have reduced."""
-    totals = [float(reduction.total().flatten()[0]) for run in runs for reduction in run.reductions]
-    if totals and all(total == 0 for total in totals):
-        return 'averages-first'
-    weights = {WEIGHT, *(WEIGHT * len(run.results) for run in runs)}
-    only_weights = totals and all(any(close(total, one) for one in weights) for total in totals)
-    return 'averages-weights' if only_weights else 'not-in-grad'
 
 
 def unequal(random: Random) -> list[Scene]:
@@ -176,17 +166,13 @@ def missing(work: Work, random: Random) -> None:
     scenes = [Scene((1, 3), skips=((1, 0),)), Scene((1, 3), skips=((0, 1),)),
               Scene((2, 1, 1), (1, 1, 2), skips=((0, 1), (2, 2))),
               Scene((1, 1, 3), (2, 1, 1), skips=((random.randrange(3), random.randrange(3)),))]
-    with_skips_named(lambda: judged(work, 'average', scenes))
+    with_skips_named(lambda: judged(work, 'average', scenes, [('stays-none', stays_none)]))
 
 
-def with_skips_named(judge_them: Callable[[], None]) -> None:
-    """Ranks that wait for a reduction that another has left out are explained by that."""
-    try:
-        judge_them()
-    except InCase as found:
-        if isinstance(found.error, Deadlock) or getattr(found.error, 'misconception', '') == 'different-reductions':
-            found.misconception = 'skips-none'
-        raise
+def stays_none(scene: Scene) -> Grads:
+    """All right, but where a rank has had no gradient there is none."""
+    return [[None if scene.local(rank, layer) is None else grad for layer, grad in enumerate(grads)]
+            for rank, grads in enumerate(scene.truth())]
 
 
 @check('`backward` leaves averaged gradients', points=1)
@@ -198,20 +184,19 @@ def backward(work: Work, random: Random) -> None:
 def again(work: Work, random: Random) -> None:
     def only_new(scene: Scene, old: bool) -> Grads:
         """The average of what the last backward added, with the rank's own old gradient or without."""
-        new = scene.combined(scene.share, backwards=1)
-        return [[grad + (scene.local(rank, layer, scene.earlier) if old else 0) for layer, grad in enumerate(grads)]
+        new = scene.combined(scene.share, old=False)
+        return [[grad + (scene.local(rank, layer, new=False) if old else 0) for layer, grad in enumerate(grads)]
                 for rank, grads in enumerate(new)]
+
+    def old_unweighed(scene: Scene) -> Grads:
+        new, old = scene.combined(scene.share, old=False), scene.combined(lambda rank: 1.0, new=False)
+        return [[one + other for one, other in zip(*each)] for each in zip(new, old)]
 
     judged(work, 'backward', [Scene((1, 3), earlier=1), Scene((1, 2, 1), (2, 1, 3), earlier=random.randrange(1, 4))], [
         ('incoming-only', lambda scene: only_new(scene, True)),
-        ('incoming-only', lambda scene: only_new(scene, False))])
-    try:
-        judged(work, 'backward', [Scene((1, 3), steps=2), Scene((1, 2, 1), (2, 1, 3), steps=3)])
-    except (Failure, InCase) as found:
-        found.misconception = 'hooks-stay'
-        if isinstance(found, InCase):
-            raise Failure(misconception='hooks-stay', case=found.case, lines=work.definition('backward')) from None
-        raise
+        ('incoming-only', lambda scene: only_new(scene, False)),
+        ('loss-weighed', old_unweighed)])
+    with_hooks_named(work, [Scene((1, 3), steps=2), Scene((1, 2, 1), (2, 1, 3), steps=3)])
 
 
 @check('all ranks start the same reductions in the same order, whatever comes when', points=1, after=['backward'])
@@ -221,7 +206,14 @@ def order(work: Work, random: Random) -> None:
         Scene((1, 3), (1, 1, 1), skips=((0, 1),), turned=(1,)),
         Scene((2, 1, 1), (2, 2, 2, 2), turned=(random.randrange(3),),
               skips=((random.randrange(3), random.randrange(4)),)),
-    ], [('hook-order', replicas.as_they_come)]))
+    ], [('hook-order', replicas.as_they_come), ('hook-order', replicas.only_what_comes), ('stays-none', stays_none)]))
+    try:
+        judged(work, 'backward', [Scene((1, 3), earlier=1)])
+    except (Failure, InCase):
+        return   # the check before says it
+    with_skips_named(lambda: judged(work, 'backward', [
+        Scene((1, 3), earlier=1, rests=((1, 0),)), Scene((1, 3), earlier=1, rests=((0, 1),)),
+    ], [('old-lost', lambda scene: replace(scene, skips=scene.rests).combined(scene.share))]))
 
 
 @check('the network works while the backward goes on', points=3, after=['backward'])
@@ -241,4 +233,4 @@ def overlap(work: Work, random: Random) -> dict[str, str]:
                                f'yours     {run.makespan:g} virtual seconds\nexpected  {least:g}',
                           picture=overlaps.picture(scene, run))
     alone = overlaps.complete_at(scenes[1])[-1]
-    return {'virtual seconds (backward alone)': f'{overlaps.best(scenes[1])[0]:g} ({alone:g})'}
+    return {'virtual seconds': f'{overlaps.best(scenes[1])[0]:g}, of which the backward takes {alone:g}'}

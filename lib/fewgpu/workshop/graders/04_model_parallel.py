@@ -1,20 +1,23 @@
 """Grader of exercise 04. Laws: a place for every layer, the plain model's numbers, only activations travel."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from random import Random
+from textwrap import fill
 from typing import Any
 
 import torch
 from torch import nn
 
+from fewgpu.workshop.graders.complaints import explained
+from fewgpu.workshop.graders.placed import GPUS, Case, cases, crossings, drawn, expected, found
+from fewgpu.workshop.graders.placed_forward import MIXED, listed, need_own_numbers, needless, run, without_last
+from fewgpu.workshop.graders.placed_intact import check_callable, check_intact
+from fewgpu.workshop.graders.placed_training import STEPS, Loss, plain_step, train
+from fewgpu.workshop.graders.wrong_places import WRONG_PLACES
 from fewgpu.workshop.grading.grader import Failure, Hints, check
 from fewgpu.workshop.grading.law import Suspect, close, judge, shown
-from fewgpu.workshop.graders.placed import GPUS, Case, cases, crossings, drawn, expected, found, is_detour
-from fewgpu.workshop.graders.placed_training import STEPS, Loss, plain_step, train
 from fewgpu.workshop.grading.work import Work
-from fewgpu.workshop.graders.wrong_places import WRONG_PLACES
-from fewgpu.workshop.practice.gpus import Move, PretendGpus, pretend_gpus
+from fewgpu.workshop.practice.gpus import pretend_gpus
 
 FORBIDDEN = ('fewgpu.model_parallel', 'fewgpu.gpipe', 'fewgpu.pipeline', 'fewgpu.partition', 'torchgpipe')
 
@@ -26,22 +29,39 @@ MISCONCEPTIONS = {
     'one-off': 'the cut is one layer off: a layer is lost, or is in two stages',
     'boundaries': 'the balance is taken for the places of the cuts; it says how many layers each stage has',
     'from-start': 'every stage begins at layer 0, where it should begin where the stage before it has ended',
+    'multiples': 'stage j begins at j times its own number of layers, as if the stages before it were as large as it',
+    'shared-device': 'of the stages that share a device only one is left: two stages may live on one device',
     'equal-stages': 'the model is cut into equal stages, whatever `balance` says',
     'copies': 'the stages are copies of the layers, or have new parameters: the optimizer trains the originals, and '
               'the copies never change',
     'buffers-left': "the parameters are moved and the buffers are left behind: batch norm's running mean is one",
+    'layers-changed': 'the layers are changed beside being moved: what they compute, and what is trained, is no more '
+                      'what it was',
+    'not-callable': 'a stage has to be called, as an nn.Sequential can be: a list, a tuple or an nn.ModuleList only '
+                    'holds layers',
+    'move-dropped': '.to returns a new tensor and leaves the old one where it is: the one on the GPU is not used',
     'activation-stays': 'a tensor meets weights on another device: the activation has to be moved to the device of '
                         'the stage before the stage runs',
     'weights-travel': 'the weights are moved to where the data is, in every forward; they are large and stay where '
                       'they are, and the activations travel',
-    'output-home': "the output is brought back; it stays on the last stage's device, where the loss is computed",
+    'stage-left-out': 'the last stage is left out: the output is that of the one before it',
+    'output-home': "the output is moved in the end; it stays on the last stage's device, where the loss is computed",
     'detour': 'an activation takes a detour over another device on its way to the next stage: each detour is a copy '
               'more',
+    'back-and-forth': 'an activation is moved to another device and comes back: two copies for nothing',
+    'everywhere': 'the input is copied to several GPUs: only the first stage needs it',
     'detached': 'an activation is cut from its graph (by detach, .data, no_grad or a new tensor): no gradient '
                 'reaches the stages before, so they never learn',
     'target-stays': 'the target is left where it was, and the output is on another device',
     'loss-at-home': "the loss is computed somewhere else: it belongs on the last stage's device, where the output is",
-    'gradients-kept': 'the gradients of the step before are still there, and are added to',
+    'own-loss': 'loss_fn is never called: the step has to work with every loss that it is given',
+    'loss-swapped': 'the output comes first in loss_fn, and then the target: most losses are another number the other '
+                    'way round',
+    'measured-again': 'the loss is measured again after the step: that costs one more forward, and batch norm counts '
+                      'the mini-batch twice',
+    'loss-with-graph': 'the loss is returned with its graph: whoever collects losses keeps all activations of every '
+                       'step; return a number (.item())',
+    'gradients-kept': 'the gradients from before the step are still there when the backward adds to them',
     'nothing-learned': 'no weight has changed: the step of the optimizer, or the gradient that it needs, is missing',
 }
 
@@ -78,7 +98,6 @@ HINTS = {
 }
 HINTS['traffic'] = HINTS['forward']
 
-
 @check('every layer is in one stage, and the stage on its device', points=3)
 def place(work: Work, random: Random) -> None:
     def where(place: Callable[[Case, nn.Sequential], Any]) -> Callable[[Case], Any]:
@@ -86,11 +105,15 @@ def place(work: Work, random: Random) -> None:
             with pretend_gpus(GPUS) as gpus:
                 model = case.model()
                 stages = place(case, model)
-                return None if stages is None else found(list(stages), model, gpus)
+                if stages is None:
+                    return None
+                check_callable(work, stages := list(stages), '')
+                return found(stages, model, gpus)
         return answer
 
     def tell(case: Case, got: Any, wanted: Any) -> str:
-        return f'a model of {sum(case.balance)} layers\n{case}'
+        layers = sum(case.balance)
+        return f'a model of {layers} layer{"s" if layers > 1 else ""}\n{case}'
 
     def picture(case: Case, got: Any, wanted: Any) -> str:
         return f'yours\n{drawn(got) or "no stage"}\n\nexpected\n{drawn(wanted)}' if got is not None else ''
@@ -98,41 +121,13 @@ def place(work: Work, random: Random) -> None:
     judge(cases(random), where(lambda case, model: work.place(model, list(case.balance), case.devices)), expected,
           suspects=[Suspect(name, where(wrong)) for name, wrong in WRONG_PLACES], tell=tell, picture=picture,
           lines=work.definition('place'))
-
-
-def _run(work: Work, case: Case, gpus: PretendGpus) -> tuple[nn.Sequential, torch.Tensor]:
-    """The model and the output of the learner's forward, with what can be said of how it came about."""
-    model = case.model()
-    stages = case.placed(model)
-    x, _ = case.batch(model)
-    gpus.forget()
-    places = _places(model, gpus)
-    with _misplaced(work, 'activation-stays'):
-        output = work.forward(stages, case.devices, x)
-    biases = [move for move in gpus.moves if len(move.shape) == 1]   # activations have rows, and two dimensions
-    if _places(model, gpus) != places or biases:
-        raise Failure(misconception='weights-travel', picture=_listed(gpus.moves), lines=work.definition('forward'))
-    if output is None:
-        raise Failure(misconception='returns-nothing', lines=work.definition('forward'))
-    return model, output
-
-
-def _places(model: nn.Module, gpus: PretendGpus) -> list[torch.device]:
-    return [gpus.device_of(tensor) for tensor in (*model.parameters(), *model.buffers())]
-
-
-@contextmanager
-def _misplaced(work: Work, misconception: str) -> Iterator[None]:
-    """CUDA's complaint about tensors in different places, said in the exercise's words."""
-    try:
-        yield
-    except RuntimeError as error:
-        if 'Expected all tensors to be on the same device' not in str(error):
-            raise
-        raise Failure(f'({error})', misconception=misconception, lines=work.lines(error.__traceback__)) from error
+    for case in cases(random):
+        check_intact(work, case)
 
 
 def _told(case: Case, got: Any, wanted: Any) -> str:
+    if isinstance(got, BaseException):
+        return f'{case}, {case.rows} rows'
     return f'{case}, {case.rows} rows\nyours     {shown(got)}\nexpected  {shown(wanted)}'
 
 
@@ -140,7 +135,7 @@ def _told(case: Case, got: Any, wanted: Any) -> str:
 def forward(work: Work, random: Random) -> None:
     def answer(case: Case) -> Any:
         with pretend_gpus(GPUS) as gpus:
-            _, output = _run(work, case, gpus)
+            _, output = run(work, case, gpus)
             device = gpus.device_of(output)
         return [str(device), output.detach()]
 
@@ -151,29 +146,21 @@ def forward(work: Work, random: Random) -> None:
     judge(cases(random), answer, truth, same=close, tell=_told, lines=work.definition('forward'), suspects=[
         Suspect('output-home', lambda case: truth(case, 'cpu')),
         Suspect('output-home', lambda case: truth(case, str(case.devices[0]))),
-        Suspect('own-numbers', lambda case: _need_own_numbers(case) or truth(case)),
-    ])
-
-
-def _need_own_numbers(case: Case) -> None:
-    if case.gpus != tuple(range(len(case.gpus))):
-        raise RuntimeError('a stage is on another device than its number says')
-
-
-def _listed(moves: list[Move]) -> str:
-    return '\n'.join(map(str, moves[:12])) or 'nothing'
+        Suspect('stage-left-out', lambda case: without_last(case, case.devices[-1])),
+        Suspect('stage-left-out', lambda case: without_last(case, ([torch.device('cpu')] + case.devices)[-2])),
+        Suspect('own-numbers', lambda case: need_own_numbers(case) or truth(case))])
 
 
 @check('each activation is copied once, straight to the next device, and nothing else is', points=1, after=['forward'])
 def traffic(work: Work, random: Random) -> None:
     for case in cases(random):
         with pretend_gpus(GPUS) as gpus:
-            _run(work, case, gpus)
+            run(work, case, gpus)
             moves = list(gpus.moves)
         if moves != (wanted := crossings(case)):
-            raise Failure(misconception='detour' if any(is_detour(moves, move) for move in wanted) else '',
-                          case=f'{case}, {case.rows} rows on the CPU: what is copied in one forward',
-                          picture=f'yours\n{_listed(moves)}\n\nexpected\n{_listed(wanted)}',
+            raise Failure(misconception=needless(moves, wanted),
+                          case=f'{case}\n{case.rows} rows on the CPU: what is copied in one forward',
+                          picture=f'yours\n{listed(moves)}\n\nexpected\n{listed(wanted)}',
                           lines=work.definition('forward'))
 
 
@@ -186,7 +173,7 @@ def _gradients(model: nn.Module) -> list[torch.Tensor | str]:
 def gradients(work: Work, random: Random) -> None:
     def answer(case: Case) -> Any:
         with pretend_gpus(GPUS) as gpus:
-            model, output = _run(work, case, gpus)
+            model, output = run(work, case, gpus)
             if output.requires_grad:
                 output.square().sum().backward()
             return _gradients(model)
@@ -205,11 +192,14 @@ def gradients(work: Work, random: Random) -> None:
         return truth(case, max(changes, default=0))
 
     def tell(case: Case, got: Any, wanted: Any) -> str:
-        lines, parts = [], iter(got)
+        if isinstance(got, BaseException):
+            return str(case)
+        parts, missing = iter(got), []
         for layer in case.model():
-            missing = [next(parts) for _ in layer.parameters()].count('no gradient')
-            lines.append(f'{layer.number} without gradient' if missing else '')
-        return f'{case}\nlayers: {", ".join(filter(None, lines)) or "all have a gradient, and it is another one"}'[:200]
+            if 'no gradient' in [next(parts) for _ in layer.parameters()]:
+                missing.append(str(layer.number))
+        return f'{case}\n' + (fill(f'layers without a gradient: {", ".join(missing)}', 76) if missing else
+                              'all layers have a gradient, and it is another one')
 
     judge(cases(random), answer, truth, same=close, tell=tell, lines=work.definition('forward'), suspects=[
         Suspect('detached', lambda case: truth(case, len(case.balance) - 1)),
@@ -220,26 +210,41 @@ def gradients(work: Work, random: Random) -> None:
 @check("three training steps leave the plain model's weights, and the loss is computed where the output is", points=3,
        after=['forward', 'gradients'])
 def train_step(work: Work, random: Random) -> None:
+    has_graph = []
+
     def answer(case: Case) -> Any:
         with pretend_gpus(GPUS) as gpus:
             model = case.model()
             stages, loss_fn = case.placed(model), Loss(gpus, case.devices[-1])
             gpus.forget()
-            with _misplaced(work, ''):
-                result = train(model, case, lambda model, x, target, optimizer: work.train_step(
+            with explained(work, {MIXED: ''}):
+                result, with_graph = train(model, case, lambda model, x, target, optimizer: work.train_step(
                     stages, case.devices, x, target, loss_fn, optimizer))
+            has_graph.append(with_graph)
             if any(len(move.shape) == 1 for move in gpus.moves):
                 raise Failure(misconception='weights-travel', lines=work.definition('train_step'))
+            if not loss_fn.calls:
+                raise Failure(misconception='own-loss', lines=work.definition('train_step'))
             return result
 
     def plainly(**how: bool) -> Callable[[Case], Any]:
-        return lambda case: train(case.model(), case, lambda *given: plain_step(*given, **how))
+        return lambda case: train(case.model(), case, lambda *given: plain_step(*given, **how))[0]
+
+    def losses(result: Any) -> str:
+        return ', '.join(f'{loss:.6g}' for loss in result[0])
 
     def tell(case: Case, got: Any, wanted: Any) -> str:
-        losses = '' if isinstance(got, BaseException) else f'\nyours     losses {shown(got[0])}'
-        return f'{case}: {STEPS} steps{losses}\nexpected  losses {shown(wanted[0])}'
+        if isinstance(got, BaseException):
+            return f'{case}: {STEPS} steps'
+        same = ' (other weights)' if close(got[0], wanted[0]) else ''
+        return f'{case}: {STEPS} steps\nyours     losses {losses(got)}{same}\nexpected  losses {losses(wanted)}'
 
     judge(cases(random), answer, plainly(), same=close, tell=tell, lines=work.definition('train_step'), suspects=[
         Suspect('nothing-learned', plainly(steps=False)), Suspect('nothing-learned', plainly(clears_late=True)),
         Suspect('nothing-learned', plainly(steps=False, clears=False)),
-        Suspect('gradients-kept', plainly(clears=False))])
+        Suspect('gradients-kept', plainly(clears=False)),
+        Suspect('gradients-kept', plainly(clears=False, clears_last=True)),
+        Suspect('loss-swapped', plainly(swaps=True)), Suspect('measured-again', plainly(measures_again=True))])
+    if any(has_graph):
+        raise Failure(misconception='loss-with-graph', lines=work.definition('train_step'),
+                      case='loss = train_step(...)\nloss.requires_grad\nyours     True\nexpected  a number')

@@ -5,21 +5,24 @@ from random import Random
 
 import torch
 
-from fewgpu.workshop.graders import replay
 from fewgpu.workshop.graders.alive import alive_between_and_after
-from fewgpu.workshop.grading.grader import Failure, Hints, check
-from fewgpu.workshop.grading.law import Suspect, judge
 from fewgpu.workshop.graders.mistaken import mistaken
-from fewgpu.workshop.graders.replay import PLAIN, Play, explained, played, two
+from fewgpu.workshop.graders.plays import Plain, Play, compare
+from fewgpu.workshop.graders.recomputed import MESSAGES, learners
+from fewgpu.workshop.graders.returns import check_returns
+from fewgpu.workshop.grading.grader import Failure, Hints, check
 from fewgpu.workshop.grading.work import Work
+from fewgpu.workshop.practice.bars import bars
 
-FORBIDDEN = ('torch.utils.checkpoint', 'fewgpu.recompute', 'fewgpu.stage', 'fewgpu.gpipe', 'fewgpu.pipeline',
-             'torchgpipe.checkpoint', 'torchgpipe.gpipe')
+FORBIDDEN = ('torch.utils.checkpoint', 'torch.utils.checkpoint.CheckpointFunction.apply', 'fewgpu.recompute',
+             'fewgpu.stage', 'fewgpu.gpipe', 'fewgpu.pipeline', 'torchgpipe.checkpoint', 'torchgpipe.gpipe')
 
 MISCONCEPTIONS = {
     'graph-kept': 'the first forward keeps its graph, and with it every activation: no memory is saved',
     'inference-mode': 'what torch.inference_mode makes can never be part of a graph, so the next layer cannot be '
                       'differentiated: use torch.no_grad',
+    'grad-mode': 'the grad mode is another one afterwards: whatever comes next runs without a graph, or with one that '
+                 'nobody wanted; `with torch.no_grad():` puts it back',
     'eval-forward': 'the first forward runs in eval mode: no_grad drops the graph, but eval means no dropout and '
                     'another batch norm',
     'own-seed': 'forward does not draw what layer(x) would draw, or does not leave the generator where layer(x) would: '
@@ -29,7 +32,7 @@ MISCONCEPTIONS = {
     'leaves-behind': 'something stays alive after the backward: memory grows from step to step',
     'recompute-without-graph': 'what the backward starts from has no graph: the second forward has to build one, '
                                'outside of torch.no_grad',
-    'input-forgotten': 'no gradient comes out for x, so the stage before learns nothing: the x of the second forward '
+    'input-forgotten': 'no gradient comes out for x, so the previous stage learns nothing: the x of the second forward '
                        'has to require one',
     'parameters-forgotten': 'the gradient for x is right, but the parameters get none: they never learn',
     'gradient-ignored': 'the backward starts from ones instead of the gradient that it is given',
@@ -39,6 +42,8 @@ MISCONCEPTIONS = {
     'one-slot': 'there is one place for what is kept, and the next forward overwrites it: every micro-batch needs its '
                 'own',
     'frozen': 'a gradient is asked for a frozen parameter, and torch refuses',
+    'frozen-graded': 'a frozen parameter gets a gradient: it is not trained, its .grad stays None for ever',
+    'rounded': 'the input is kept in a smaller dtype: the second forward runs on other numbers than the first',
     'other-masks': 'the second forward does not draw the random numbers of the first: its dropout has other masks than '
                    'the output that was used',
     'state-too-late': "the state of the generator is taken after the forward: the second forward gets the numbers that "
@@ -51,14 +56,15 @@ MISCONCEPTIONS = {
     'batches-counted-twice': 'the running mean is right, but the second forward has increased num_batches_tracked, too',
     'counted-late': 'batch norm counts a micro-batch in its backward instead of in its forward: in another order, and '
                     'not at all where there is no backward',
-    'buffers-turned-back': 'the buffers are put back to what they were at the forward of this micro-batch: what has '
-                           'been counted since is lost',
+    'buffers-turned-back': 'backward leaves the buffers as they were at the forward of this micro-batch: what has been '
+                           'counted since is lost',
+    'other-buffers': 'batch norm is right, but a layer of another kind has counted twice: any layer may have buffers',
     'modes-changed': 'backward leaves a layer in another mode (training or eval) than it found it: a batch norm that '
                      'was frozen in eval mode is not any more',
     'buffers-too-early': 'the buffers are put back between the second forward and its backward, which still needs them',
     'input-overwritten': 'the layer has written over the input that was kept, and runs again on something else',
     'leaf-in-place': 'autograd lets nobody write over a leaf that requires a gradient: give the layer a clone of it',
-    'whole-numbers': 'whole numbers have no gradient: x must not require one then, and None is returned',
+    'whole-numbers': 'integers have no gradient: x must not require one then, and None is returned',
 }
 
 HINTS = {
@@ -100,38 +106,23 @@ HINTS = {
                 'the .grad of a tensor that never required one is None: return that'),
 }
 
-_MESSAGES = {   # of torch, and what they mean here
-    'does not require grad and does not have a grad_fn': 'recompute-without-graph',
-    'a leaf Variable that requires grad': 'leaf-in-place',
-    'only Tensors of floating point': 'whole-numbers',
-    'nference tensor': 'inference-mode',
-    'One of the differentiated Tensors': 'frozen',
-}
 _DOUBLE = 'nn.Linear(1, 1, bias=False)'
 _DEEP = 'nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))'
 _DROPOUTS = 'nn.Dropout(0.5)', 'nn.Sequential(nn.Dropout(0.2), nn.Linear(8, 6), nn.Dropout(0.5))'
 _NORM = 'nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh())'
+_COUNTER = 'nn.Sequential(nn.Linear(3, 4), RowsSeen(), nn.Tanh())'
 _IN_PLACE = 'nn.SiLU(inplace=True)', 'nn.Sequential(nn.SiLU(inplace=True), nn.Linear(3, 2))'
 _EMBEDDING = 'nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 2))'
 _LARGE = 'nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32))'
 
 
-def pair(work: Work, **messages: str) -> replay.Pair:
-    """The learner's two functions."""
-    known = {**_MESSAGES, **{message.replace('_', ' '): name for message, name in messages.items()}}
-    return explained(work.forward, known, work), explained(work.backward, known, work)
-
-
-def compare(work: Work, cases: Sequence[Play], kinds: str, mistakes: Sequence[str], *, where: str = 'backward',
-            otherwise: str = '', **messages: str) -> None:
+def agree(work: Work, cases: Sequence[Play], kinds: str, mistakes: Sequence[str], *, where: str = 'backward',
+          otherwise: str = '', **complaints: str) -> None:
     """Does the learner's pair do in all cases what the plain layer does? `otherwise`: what it is called if not."""
-    def suspect(mistake: str) -> Suspect:
-        return Suspect(mistake.partition(',')[0], lambda case: played(case, mistaken(mistake), kinds))
-
-    mine = pair(work, **messages)
+    known = {**MESSAGES, **{message.replace('_', ' '): name for message, name in complaints.items()}}
     try:
-        judge(cases, lambda case: played(case, mine, kinds), lambda case: played(case, PLAIN, kinds), same=replay.alike,
-              suspects=[*map(suspect, mistakes)], tell=replay.told, lines=work.definition(where))
+        compare(work, learners(work), cases, kinds, complaints=known, lines=work.definition(where),
+                suspects=[(mistake.partition(',')[0], mistaken(mistake)) for mistake in mistakes])
     except Failure as failure:
         failure.misconception = failure.misconception or otherwise
         raise
@@ -150,9 +141,10 @@ def orders(code: str, random: Random, *shape: int) -> list[Play]:
 
 @check("y has the layer's numbers, and no graph", points=1)
 def output(work: Work, random: Random) -> None:
+    check_returns(work.forward, work.definition('forward'))
     x, three = rows(random, 4, 3), torch.tensor([[3.0]], dtype=torch.float64)
-    compare(work, [Play(_DOUBLE, (three,), 'F0'), Play(_DEEP, (x,), 'F0')], 'y', ['eval-forward'], where='forward')
-    y, _ = two(work.forward(Play(_DEEP, (x,)).layer(), x))
+    agree(work, [Play(_DOUBLE, (three,), 'F0'), Play(_DEEP, (x,), 'F0')], 'y', ['eval-forward'], where='forward')
+    y = learners(work)(Play(_DEEP, (x,)).layer()).forward(0, x)
     call = f'layer = {_DEEP}\ny, kept = forward(layer, x)'
     if y.grad_fn is not None:
         raise Failure(misconception='graph-kept', lines=work.definition('forward'),
@@ -162,18 +154,20 @@ def output(work: Work, random: Random) -> None:
                       lines=work.definition('forward'))
     inputs = rows(random, 1, 8), rows(random, 1, 8)
     draws = [Play(code, inputs, order) for code in _DROPOUTS for order in ('F0', 'F0 F1')]
-    compare(work, draws, 'y numbers', ['eval-forward'], where='forward', otherwise='own-seed')
+    agree(work, draws, 'y numbers', ['eval-forward'], where='forward', otherwise='own-seed')
 
 
 @check("gradients are the plain layer's, and those of micro-batches add up", points=2, after=['output'])
 def gradients(work: Work, random: Random) -> None:
+    check_returns(work.backward, work.definition('backward'))
     three, images = torch.tensor([[3.0]], dtype=torch.float64), (rows(random, 2, 3, 2), rows(random, 5, 3, 2))
     cases = [Play(_DOUBLE, (three,)), *orders(_DEEP, random, 4, 3), Play('nn.Tanh()', (rows(random, 2, 3),)),
              Play(_DEEP, (rows(random, 4, 3),), frozen='0'),
              Play('nn.Sequential(nn.Flatten(), nn.Linear(6, 1))', images, 'F0 F1 B0 B1')]
-    compare(work, cases, 'gradient parameters', [
+    agree(work, cases, 'gradient parameters', [
         'input-forgotten', 'input-forgotten, no leaf', 'gradient-passed-on', 'gradient-ignored',
-        'gradient-ignored, mean', 'parameters-forgotten', 'not-accumulated', 'one-slot'])
+        'gradient-ignored, mean', 'parameters-forgotten', 'not-accumulated', 'one-slot', 'frozen-graded',
+        'frozen-graded, zeros', 'rounded', 'rounded, single'])
 
 
 @check('from forward to backward the bytes of the input are kept, and after it nothing', points=2, after=['gradients'])
@@ -182,16 +176,15 @@ def memory(work: Work, random: Random) -> dict[str, str]:
     x, gradient = rows(random, 512, 16), rows(random, 512, 32)
     layer = Play(_LARGE, (x,)).layer()
     call = 'layer: three nn.Linear and two nn.Tanh; x: 512 rows of 16\ny, kept = forward(layer, x)'
-    graph, _ = alive_between_and_after(PLAIN, layer, x.clone(), gradient)
-    kept, left = alive_between_and_after(pair(work), layer, x.clone(), gradient)
+    graph, _ = alive_between_and_after(Plain, layer, x.clone(), gradient)
+    kept, left = alive_between_and_after(learners(work), layer, x.clone(), gradient)
     if kept > x.nbytes + small:
         keeps_output = abs(kept - x.nbytes - gradient.nbytes) <= small
         name = 'graph-kept' if kept > graph - small else 'keeps-output' if keeps_output else 'keeps-more'
-        bars = [('the input', x.nbytes), ('yours', kept), ('a graph', graph)]
+        sizes = {'the input': x.nbytes, 'yours': kept, 'a graph': graph}
         raise Failure(misconception=name, lines=work.definition('forward'),
                       case=f'{call}\nkept until backward\nyours     {kept:,} bytes\nexpected  {x.nbytes:,} bytes: x',
-                      picture='\n'.join(f'{name:10} {"#" * round(40 * size / max(graph, kept)):41}{size:>9,} bytes'
-                                        for name, size in bars))
+                      picture=bars((name, size, f'{size:,} bytes') for name, size in sizes.items()))
     if left > small:
         raise Failure(misconception='leaves-behind', lines=work.definition('backward'),
                       case=f'{call}\nbackward(layer, kept, gradient)\nalive afterwards\nyours     {left:,} bytes\n'
@@ -203,24 +196,27 @@ def memory(work: Work, random: Random) -> dict[str, str]:
 def masks(work: Work, random: Random) -> None:
     cases = [case for code in _DROPOUTS for case in orders(code, random, 2, 8) if not case.order.endswith('F1 B1')]
     mistakes = [mistake + way for way in ('', ', stream left') for mistake in ('state-too-late', 'eval-recompute')]
-    compare(work, cases, 'gradient parameters', mistakes, otherwise='other-masks')
+    agree(work, cases, 'gradient parameters', mistakes, otherwise='other-masks')
 
 
 @check("backward leaves the caller's random numbers alone", points=1, after=['masks'])
 def stream(work: Work, random: Random) -> None:
-    compare(work, [case for code in _DROPOUTS for case in orders(code, random, 2, 8)], 'numbers', [],
+    agree(work, [case for code in _DROPOUTS for case in orders(code, random, 2, 8)], 'numbers', [],
             otherwise='stream-disturbed')
 
 
 @check('batch norm counts every micro-batch once, when it goes forward', points=1, after=['gradients'])
 def batch_norm(work: Work, random: Random) -> None:
-    compare(work, orders(_NORM, random, 5, 3), 'y buffers gradient parameters',
+    agree(work, orders(_NORM, random, 5, 3), 'y buffers gradient parameters',
             ['counted-twice', 'batches-counted-twice', 'counted-late', 'buffers-turned-back',
-             'buffers-turned-back, before', 'eval-recompute', 'eval-forward'], modified_by_an_inplace_operation='buffers-too-early')
-    layer, (forward, backward) = Play(_NORM, ()).layer(), pair(work)
+             'buffers-turned-back, before', 'eval-recompute', 'eval-forward'],
+            modified_by_an_inplace_operation='buffers-too-early')
+    agree(work, orders(_COUNTER, random, 5, 3), 'buffers', [], otherwise='other-buffers')
+    layer = Play(_NORM, ()).layer()
     layer[1].eval()
-    _, kept = two(forward(layer, rows(random, 5, 3)))
-    backward(layer, kept, rows(random, 5, 4))
+    stage = learners(work)(layer)
+    stage.forward(0, rows(random, 5, 3))
+    stage.backward(0, rows(random, 5, 4))
     for name, part in layer.named_modules():
         if part.training != (name != '1'):
             raise Failure(misconception='modes-changed', lines=work.definition('backward'),
@@ -231,12 +227,12 @@ def batch_norm(work: Work, random: Random) -> None:
 
 @check('a layer may write over its input', points=1, after=['gradients'])
 def in_place(work: Work, random: Random) -> None:
-    compare(work, [case for code in _IN_PLACE for case in orders(code, random, 2, 3)], 'y gradient parameters',
+    agree(work, [case for code in _IN_PLACE for case in orders(code, random, 2, 3)], 'y gradient parameters',
             ['input-overwritten'], where='forward')
 
 
-@check('the first layer may take whole numbers', points=1, after=['gradients'])
+@check('the first layer may take integers', points=1, after=['gradients'])
 def numbers(work: Work, random: Random) -> None:
     tokens = tuple(torch.tensor([[random.randrange(5) for _ in range(3)]]) for _ in range(2))
-    compare(work, [Play(_EMBEDDING, tokens[:1]), Play(_EMBEDDING, tokens, 'F0 F1 B0 B1')], 'y gradient parameters', [],
+    agree(work, [Play(_EMBEDDING, tokens[:1]), Play(_EMBEDDING, tokens, 'F0 F1 B0 B1')], 'y gradient parameters', [],
             otherwise='whole-numbers', One_of_the_differentiated_Tensors='whole-numbers')

@@ -7,8 +7,8 @@ from random import Random
 
 import torch
 
-from fewgpu import GPipe
-from fewgpu.workshop.graders.built import Placed, Seen, build, undone
+from fewgpu import GPipe, models
+from fewgpu.workshop.graders.built import Placed, Seen, build, flags, undone
 from fewgpu.workshop.grading.grader import Failure, Hints, InCase, check
 from fewgpu.workshop.grading.law import Suspect, judge, shown
 from fewgpu.workshop.graders.trained import plain_loss, run_to_report
@@ -37,7 +37,11 @@ MISCONCEPTIONS = {
     'checkpoint-not-passed': '--checkpoint does not reach GPipe: it recomputes what it likes',
     'engine-ignored': '--engine torchgpipe is asked for, and the pipeline is another: pipeline_of(args.engine) has the '
                       'right GPipe',
+    'other-weights': 'the pipeline has other weights than the model that build has made from the seed: is it that one '
+                     'that is wrapped?',
     'target-on-first': 'the target is on the first device, and the output, from which the loss comes, on the last',
+    'target-on-second': 'the target is on the second device: the output comes out of the last, which need not be the '
+                        'second',
     'input-on-last': 'the input is on the last device, and the layers that take it are on the first',
     'swapped': 'input and target are swapped: the input goes to the first device, the target to the last',
     'not-moved': 'something is not moved at all: it stays on the CPU, and the model is on GPUs',
@@ -77,7 +81,7 @@ HINTS = {
         outline='x goes to the first of model.devices, y to the last'),
     'training': Hints(
         idea='A pipeline trains what the plain model trains, micro-batch by micro-batch.',
-        place='All that you have changed outside of the five steps: diff exercises/09_mnist_gpipe.py solutions/...',
+        place='All that you have changed: diff exercises/mnist_pytorch.py exercises/09_mnist_gpipe.py',
         outline='./workshop.py reset 09 brings the exercise back (and keeps a copy of yours); do the five steps again'),
 }
 
@@ -117,15 +121,6 @@ def failed(work: Work, misconception: str, text: str, what: str, yours: object, 
                    case=f'{command(text)}\n{what}\nyours     {yours}\nexpected  {expected}')
 
 
-@check('the model is never moved as a whole', points=1, seconds=_SLOW)
-def whole_model(work: Work, random: Random) -> None:
-    text = f'{_SMALL} --devices 2 --balance_by 9,5'
-    seen = build(work, text)
-    if seen.moved:
-        raise Failure(misconception='whole-model-moved', lines=seen.moved[:1])
-    refuse_error(work, text, seen)
-
-
 @check('--balance_by with numbers is the balance', points=1, seconds=_SLOW)
 def numbers(work: Work, random: Random) -> None:
     first = random.randrange(1, 12)
@@ -133,6 +128,13 @@ def numbers(work: Work, random: Random) -> None:
         text = f'{_SMALL} --devices {len(balance)} --balance_by {",".join(map(str, balance))}'
         if (got := list(pipeline(work, text).model.balance)) != balance:
             raise failed(work, 'numbers-ignored', text, 'model.balance', got, balance)
+
+
+@check('the model is never moved as a whole', points=1, after=['numbers'], seconds=_SLOW)
+def whole_model(work: Work, random: Random) -> None:
+    text = f'{_SMALL} --devices 2 --balance_by 9,5'
+    if moved := pipeline(work, text).moved:
+        raise Failure(misconception='whole-model-moved', lines=moved[:1])
 
 
 def measured(work: Work, kind: str, devices: int) -> None:
@@ -222,7 +224,7 @@ def place(work: Work, random: Random) -> None:
     fixed = [named(lambda case, ends=(x, y): ends) for x in range(3) for y in range(3)]
     partly = [*map(named, [lambda case: (0, len(case) - 1), lambda case: (0, case[-1]), lambda case: (case[0], 0)])]
     judge([[0, 1], [0, 1, 2], [2, 0], [1, 2, 0]], placed, at(0, -1), suspects=[
-        Suspect('target-on-first', at(0, 0)), Suspect('input-on-last', at(-1, -1)), Suspect('swapped', at(-1, 0)),
+        Suspect('target-on-first', at(0, 0)), Suspect('target-on-second', at(0, 1)), Suspect('input-on-last', at(-1, -1)), Suspect('swapped', at(-1, 0)),
         *(Suspect('not-moved', at(*ends)) for ends in ((None, None), (0, None), (None, -1))), *fixed, *partly,
     ], tell=told, lines=work.definition('place'))
 
@@ -236,15 +238,25 @@ def told(case: list[int], got: object, wanted: list[str]) -> str:
             f'yours     {ends(got)}\nexpected  {ends(wanted)}')
 
 
+def same_weights(work: Work, text: str) -> bool:
+    """Does the pipeline begin with the weights that the seed gives?"""
+    args = flags(text)
+    torch.manual_seed(args.seed)
+    plain = models.build(args.arch).state_dict()
+    mine = pipeline(work, text).model.state_dict()
+    return plain.keys() == mine.keys() and all(torch.equal(plain[key], mine[key].cpu()) for key in plain)
+
+
 @check('it trains as the plain model does, micro-batch by micro-batch', points=1, seconds=60,
-       after=['numbers', 'passed_on'])
+       after=['numbers', 'passed_on', 'place'])
 def training(work: Work, random: Random) -> dict[str, str]:
     text = (f'--arch resnet18 --samples 16 --test_samples 8 --batchsize 6 --num_microbatches 3 --devices 2 '
             f'--balance_by 9,5 --lr 0.05 --seed {random.randrange(1000)}')
     report = run_to_report(work, text)
     expected = plain_loss(text)
     if abs(report['loss'] - expected) > 1e-3 * max(1.0, expected):
-        raise Failure(case=f'{command(text)}\nloss of the last mini-batch\nyours     {report["loss"]:.5f}\n'
+        named = '' if same_weights(work, text) else 'other-weights'
+        raise Failure(misconception=named, case=f'{command(text)}\nloss of the last mini-batch\nyours     {report["loss"]:.5f}\n'
                            f'expected  {expected:.5f}', lines=work.definition('train'))
     memory = ', '.join(f'{device["name"]} {device["peak"] / 1e6:.0f} MB' for device in report['memory'])
     return {'speed': f'{report["samples_per_second"]:.1f} samples/sec', 'peak memory': memory}

@@ -6,26 +6,23 @@ import torch
 from torch import nn
 
 from fewgpu.ledger import Counting, Ledger
-from fewgpu.workshop.graders.replay import Pair
+from fewgpu.workshop.graders.plays import MakeStage
 
 
-def alive_between_and_after(functions: Pair, layer: nn.Module, x: torch.Tensor,
+def alive_between_and_after(make: MakeStage, layer: nn.Module, x: torch.Tensor,
                             gradient: torch.Tensor) -> tuple[int, int]:
     """Of the tensors: bytes that live from forward to backward, but for y; and after it, but for parameters' gradients.
 
     `x` has to be the caller's no more: whoever keeps it alive counts.
     """
-    forward, backward = functions
-    ledger, box = Ledger(), [x]
+    stage, ledger, box = make(layer), Ledger(), [x]
     ledger.adopt(box)
     del x
     with Counting(ledger):
-        y, kept = forward(layer, box.pop())
-        del y
+        stage.forward(0, box.pop())
         gc.collect()
         between = ledger.allocated
-        backward(layer, kept, gradient)
-        del kept
+        stage.backward(0, gradient)
     layer.zero_grad()
     gc.collect()
     return between, ledger.allocated

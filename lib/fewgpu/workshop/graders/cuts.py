@@ -1,4 +1,4 @@
-"""Cuts of a chain of layers into stages: the best of them, by two ways that share nothing, and popular worse ones."""
+"""Cuts of a chain of layers into stages: the best of them, by two ways that share nothing; and what is none."""
 
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -6,9 +6,12 @@ from itertools import accumulate, combinations
 from numbers import Integral
 from typing import Any
 
+from fewgpu.workshop.practice.bars import bars
+
 Costs = Sequence[float]
 Balance = list[int]
 Case = tuple[tuple[float, ...], int]   # costs, stages
+ROUNDING = Fraction(1, 10**9)
 
 
 def all_cuts(layers: int, stages: int) -> Iterator[Balance]:
@@ -44,80 +47,10 @@ def _stages_needed(costs: Costs, limit: Fraction) -> float:
     return stages
 
 
-def same_numbers(costs: Costs, stages: int, *, rest: str = 'first') -> Balance:
-    """The same number of layers for every stage; the `rest` goes to the first ones, the last ones, or the very last.
-
-    Or all have the next greater number, and the last has what remains, if anything does.
-    """
-    least, more = divmod(len(costs), stages)
-    if rest == 'all in last':
-        return [least] * (stages - 1) + [least + more]
-    if rest == 'last has less':
-        most = least + (more > 0)
-        return [most] * (stages - 1) + [len(costs) - most * (stages - 1)]
-    balance = [least + 1] * more + [least] * (stages - more)
-    return balance if rest == 'first' else balance[::-1]
-
-
-def filled(costs: Costs, stages: int, *, over: str, again: bool) -> Balance:
-    """Stage by stage, layers are taken until the average is reached: `over` it, `under` it, or `near` it.
-
-    `again`: the average of what is left for the stages that are left, after each stage.
-    """
-    balance, start, target = [], 0, sum(costs) / stages
-    for left in range(stages - 1, 0, -1):
-        if again:
-            target = sum(costs[start:]) / (left + 1)
-        end, last = start + 1, len(costs) - left   # there has to be a layer for each of the others
-        while end < last and _goes_on(sum(costs[start:end]), costs[end], target, over):
-            end += 1
-        balance.append(end - start)
-        start = end
-    return [*balance, len(costs) - start]
-
-
-def _goes_on(taken: float, cost: float, target: float, over: str) -> bool:
-    if over == 'over':
-        return taken < target
-    return taken + cost <= target if over == 'under' else abs(taken + cost - target) < abs(taken - target)
-
-
-def at_shares(costs: Costs, stages: int, *, near: bool) -> Balance:
-    """Stage k ends where k / stages of all the work is done (or nearest to it)."""
-    sums, ends = list(accumulate(costs)), []
-    for k in range(1, stages):
-        share = sums[-1] * k / stages
-        first, last = (ends[-1] if ends else 0) + 1, len(costs) - (stages - k)
-        places = range(first, last + 1)
-        ends.append(min(places, key=lambda end: abs(sums[end - 1] - share)) if near else
-                    next((end for end in places if sums[end - 1] >= share), last))
-    return [end - start for start, end in zip([0, *ends], [*ends, len(costs)])]
-
-
-def dealt_out(costs: Costs, stages: int) -> Balance:
-    """The costliest layers first, each to the stage that has least to do: no cut of a chain at all."""
-    loads, counts = [0.0] * stages, [0] * stages
-    for cost in sorted(costs, reverse=True):
-        stage = loads.index(min(loads))
-        loads[stage] += cost
-        counts[stage] += 1
-    return counts
-
-
-def halved(costs: Costs, stages: int) -> Balance:
-    """Cut into two as evenly as can be, and each part again."""
-    if stages == 1:
-        return [len(costs)]
-    left = stages // 2
-    places = range(left, len(costs) - (stages - left) + 1)
-    end = min(places, key=lambda place: abs(sum(costs[:place]) - sum(costs) * left / stages))
-    return halved(costs[:end], left) + halved(costs[end:], stages - left)
-
-
 def is_best_by(price: Callable[[list[Fraction]], Any], costs: Costs, stages: int, balance: Balance) -> bool:
     """Is it a cut with the least price of all?"""
     least = min(price(stage_costs(costs, cut)) for cut in all_cuts(len(costs), stages))
-    return price(stage_costs(costs, balance)) == least
+    return price(stage_costs(costs, balance)) <= least + abs(least) * ROUNDING
 
 
 def no_cut(case: Case, answer: Any) -> str:
@@ -129,15 +62,16 @@ def no_cut(case: Case, answer: Any) -> str:
         return f'There are {len(answer)} numbers for {stages} stage{"s" * (stages != 1)}.'
     if min(answer) < 1:
         return f'Stage {answer.index(min(answer))} has {min(answer)} layers.'
-    return f'They are {sum(answer)} layers together, and the model has {layers}.' if sum(answer) != layers else ''
+    return f'The stages have {sum(answer)} of the {layers} layers.' if sum(answer) < layers else (
+        f'The stages have {sum(answer)} layers together, and the model has {layers}.' if sum(answer) > layers else '')
 
 
-def not_best(case: Case, answer: Any, best: Fraction) -> str:
+def not_best(case: Case, answer: Any) -> str:
     if found := no_cut(case, answer):
         return found
-    takes = max(stage_costs(case[0], answer))
-    enough = takes <= best * (1 + Fraction(1, 10**9))
-    return '' if enough else f'The slowest stage takes {float(takes):g}, and {float(best):g} is possible.'
+    takes, least = max(stage_costs(case[0], answer)), least_slowest(*case)
+    enough = takes <= least * (1 + ROUNDING)
+    return '' if enough else f'The slowest stage takes {float(takes):g}, and {float(least):g} is possible.'
 
 
 def best(case: Case) -> Balance:
@@ -145,13 +79,10 @@ def best(case: Case) -> Balance:
     return min(all_cuts(len(case[0]), case[1]), key=lambda cut: max(stage_costs(case[0], cut)))
 
 
-def bars(case: Case, answer: Any) -> str:
+def drawn(case: Case, answer: Any) -> str:
     """A line a stage, as long as the stage takes."""
-    if no_cut(case, answer):
-        return ''
-    times = [float(time) for time in stage_costs(case[0], answer)]
-    scale = 50 / (max(times) or 1.0)
-    return '\n'.join(f'stage {stage:<2} {"#" * round(time * scale)} {time:g}' for stage, time in enumerate(times))
+    times = [] if no_cut(case, answer) else [float(time) for time in stage_costs(case[0], answer)]
+    return bars((f'stage {stage}', time, f'{time:g}') for stage, time in enumerate(times))
 
 
 class TooManySteps(BaseException):

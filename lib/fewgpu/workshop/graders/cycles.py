@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fewgpu.workshop.graders.schedules import COLUMNS, Sizes
+from fewgpu.workshop.practice.plain import listed
+from fewgpu.workshop.practice.rows import COLUMNS, Sizes, are_lists
 
 Cycles = list[list[tuple[int, int]]]
 
@@ -16,7 +17,7 @@ def grid_of(pairs: dict[tuple[int, int], int]) -> list[list[tuple[int, int]]]:
 
 
 def first_cycles(sizes: Sizes) -> list[list[tuple[int, int]]]:
-    """By the rule itself: one cycle after the stage in front, and after the micro-batch before."""
+    """By the rule itself: one cycle after the previous stage, and after the previous micro-batch."""
     at: dict[tuple[int, int], int] = {}
     for s in range(sizes[0]):
         for i in range(sizes[1]):
@@ -26,10 +27,10 @@ def first_cycles(sizes: Sizes) -> list[list[tuple[int, int]]]:
 
 def cycles_of(answer: Any) -> Any:
     """Lists of sorted pairs of whole numbers, whatever containers they came in; what is none stays as it is."""
-    if answer is None or isinstance(answer, (str, dict)):
-        return answer
-    cycles = [list(cycle) if hasattr(cycle, '__iter__') and not isinstance(cycle, (tuple, str)) else cycle
-              for cycle in answer]
+    cycles = listed(answer)
+    if not isinstance(cycles, list):
+        return cycles
+    cycles = [cycle if isinstance(cycle, tuple) else listed(cycle) for cycle in cycles]
     try:
         return [sorted(tuple(_whole(part) for part in pair) for pair in cycle) for cycle in cycles]
     except (TypeError, ValueError):
@@ -50,14 +51,20 @@ def beyond(sizes: Sizes, got: Any) -> bool:
     return kept != got and [cycle for cycle in kept if cycle] == first_cycles(sizes)
 
 
+def cut_or_padded(sizes: Sizes, got: Any) -> bool:
+    """Are they right as far as they go, and then nothing?"""
+    right = first_cycles(sizes)
+    return len(got) != len(right) and got == (right + [[]] * len(got))[:len(got)]
+
+
 def tables(sizes: Sizes, got: Any, wanted: Cycles) -> str:
     """Both, a row a stage and a column a cycle."""
     return '\n'.join([*_table('yours', got, sizes), *_table('expected', wanted, sizes)])
 
 
 def _table(what: str, cycles: Any, sizes: Sizes) -> list[str]:
-    if not isinstance(cycles, list) or not all(isinstance(cycle, list) and all(len(pair) == 2 for pair in cycle)
-                                               for cycle in cycles):
+    if not are_lists(cycles) or not all(isinstance(pair, tuple) and len(pair) == 2
+                                        for cycle in cycles for pair in cycle):
         return []
     width = 1 + max([len(str(len(cycles))), *(len(_cell(cycle, stage)) for cycle in cycles for stage, _ in cycle)])
     lines = [f'{what:<11}cycle' + ''.join(f'{cycle:>{width}}' for cycle in range(len(cycles)))]

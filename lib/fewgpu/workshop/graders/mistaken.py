@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fewgpu.workshop.graders.replay import Pair
+from fewgpu.workshop.graders.plays import MakeStage, paired
 
 
-def mistaken(mistake: str) -> Pair:
-    """A recompute that is right but for one mistake: its forward and its backward.
+def mistaken(mistake: str) -> MakeStage:
+    """A stage that recomputes, and is right but for one mistake.
 
     It is named by its misconception, and where that can be made in several ways by a few words more, after a comma.
     """
@@ -20,6 +20,8 @@ def mistaken(mistake: str) -> Pair:
     def forward(layer: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         state, counted, modes = torch.get_rng_state(), [buffer.clone() for buffer in layer.buffers()], _modes(layer)
         given = x if mistake == 'input-overwritten' else x.clone()
+        if mistake == 'rounded' and x.is_floating_point():
+            given = x.to(torch.float32 if way == 'single' else torch.float16).to(x.dtype)
         if mistake == 'eval-forward':
             layer.eval()
         with torch.no_grad():
@@ -42,6 +44,8 @@ def mistaken(mistake: str) -> Pair:
         torch.set_rng_state(state)
         if mistake == 'eval-recompute':
             layer.eval()
+        if mistake == 'frozen-graded' and not way:
+            layer.requires_grad_()
         if mistake in ('not-accumulated', 'parameters-forgotten'):
             grads = [None if mistake == 'not-accumulated' else parameter.grad for parameter in layer.parameters()]
             layer.zero_grad()
@@ -53,13 +57,16 @@ def mistaken(mistake: str) -> Pair:
         if mistake == 'parameters-forgotten':
             for parameter, grad in zip(layer.parameters(), grads):
                 parameter.grad = grad
+        if way == 'zeros':
+            for parameter in layer.parameters():
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         if mistake not in ('counted-twice', 'counted-late'):
             _restore(layer, at_forward if mistake == 'buffers-turned-back' else counted)
         if way != 'stream left':
             torch.set_rng_state(mine)
         return {'input-forgotten': None, 'gradient-passed-on': gradient}.get(mistake, x.grad)
 
-    return forward, backward
+    return paired(forward, backward)
 
 
 def _after_recompute(layer: nn.Module, mistake: str) -> Iterator[torch.Tensor]:

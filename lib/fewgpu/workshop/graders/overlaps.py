@@ -27,15 +27,15 @@ def best(scene: Scene) -> tuple[float, list[Span]]:
 
 def culprit(scene: Scene, run: Run) -> str:
     """The misconception behind a run that took longer; '' if it is no known one."""
-    times = complete_at(scene)
     starts = [max(reduction.started.values()) for reduction in run.reductions]
-    if not starts or min(starts) >= times[-1]:
+    if not starts or min(starts) >= max(worked[-1][1] for worked in run.worked):
         return 'after-backward'
-    if len(run.worked) and any(span[0] > 0 for rank in run.worked for span in _gaps(rank)):
+    if any(_gaps(worked) for worked in run.worked):
         return 'waits-in-hook'
-    if min(starts) >= times[0]:
+    order = [_layer(scene, reduction) for reduction in run.reductions]
+    if order == sorted(order) and len(order) > 1:
         return 'forward-order'
-    return ''
+    return 'all-at-once' if min(starts) >= complete_at(scene)[0] else ''
 
 
 def _gaps(worked: list[Span]) -> list[tuple[float, float]]:

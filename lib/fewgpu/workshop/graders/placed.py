@@ -100,8 +100,8 @@ def drawn(stages: Sequence[Sequence[Placed]]) -> str:
     """One line a stage: its device, and the numbers of its layers."""
     lines = []
     for index, stage in enumerate(stages):
-        devices = ', '.join(dict.fromkeys(layer.device for layer in stage if layer.device)) or 'nowhere'
-        lines.append(f'stage {index}  {devices:<15}' + ' '.join(map(str, stage))[:52])
+        devices = ', '.join(dict.fromkeys(layer.device for layer in stage if layer.device)) or '(no parameters)'
+        lines.append(f'stage {index}  {devices:<16}' + ' '.join(map(str, stage))[:52])
     return '\n'.join(lines)
 
 
@@ -122,6 +122,19 @@ def is_detour(moves: list[Move], wanted: Move) -> bool:
     same = [move for move in moves if move.shape == wanted.shape]
     return wanted not in moves and any(one.source == wanted.source and other.destination == wanted.destination
                                        and one.destination == other.source for one in same for other in same)
+
+
+def is_back_and_forth(moves: list[Move], wanted: list[Move]) -> bool:
+    """Did a tensor go to another device and come back from there at once, though nothing had to?"""
+    allowed = list(zip(wanted, wanted[1:]))
+    return any(one.shape == other.shape and (one.source, one.destination) == (other.destination, other.source)
+               and (one, other) not in allowed for one, other in zip(moves, moves[1:]))
+
+
+def is_everywhere(moves: list[Move], wanted: list[Move]) -> bool:
+    """Did the input itself go to several GPUs? (Nothing has come back to the CPU, so what left it is the input.)"""
+    leaving = {move.destination for move in moves if move.source.type == 'cpu' and move.shape == wanted[0].shape}
+    return len(leaving) > 1 and all(move.destination.type != 'cpu' for move in moves)
 
 
 def _placed(layer: nn.Module, model: nn.Sequential, gpus: PretendGpus) -> Placed:

@@ -43,6 +43,41 @@ def one_more_round(shift: int) -> Guess:
     return guess
 
 
+def ring(start: int, added: Callable[[int], int], rounds: Callable[[int], int] = lambda size: size - 1) -> Guess:
+    """A ring in which rank r begins with its piece r + start, and adds piece r + added(k) to what comes in round k."""
+    def guess(size: int, tensors: Tensors) -> Tensors:
+        if size == 1 and rounds(size):
+            raise ValueError('a rank alone has no neighbour')
+        every = cut_all(tensors)
+        partial = [every[rank][(rank + start) % size] for rank in range(size)]
+        for k in range(rounds(size)):
+            partial = [partial[rank - 1] + every[rank][(rank + added(k)) % size] for rank in range(size)]
+        return partial
+    return guess
+
+
+def passed_on_raw(size: int, tensors: Tensors) -> Tensors:
+    """The own share, and all that came by: nobody has added anything to it."""
+    every = cut_all(tensors)
+    return [sum((every[(rank - k) % size][(rank - k - 1) % size] for k in range(1, size)), every[rank][rank])
+            for rank in range(size)]
+
+
+def last_raw(size: int, tensors: Tensors) -> Tensors:
+    """The own share, and what came last, to which nobody has added anything."""
+    return [mine + others for mine, others in zip(own(size, tensors), own(size, tensors, 0, 1))] if size > 1 \
+        else own(size, tensors)
+
+
+def if_divisible(guess: Guess) -> Guess:
+    """An exception where pieces differ in length."""
+    def answer(size: int, tensors: Tensors) -> list:
+        if len(tensors[0]) % size:
+            raise ValueError('pieces of different lengths')
+        return guess(size, tensors)
+    return answer
+
+
 def without_own(size: int, tensors: Tensors) -> Tensors:
     """The sum without its own share, where there are others."""
     return plus_own(-1)(size, tensors) if size > 1 else own(size, tensors)
@@ -54,6 +89,12 @@ def gathered(order: Callable[[int, int], int]) -> Guess:
         mine = own(size, tensors)
         return [[mine[order(rank, place) % size] for place in range(size)] for rank in range(size)]
     return guess
+
+
+def own_place_empty(size: int, tensors: Tensors) -> list[list]:
+    """All pieces but the own one."""
+    mine = own(size, tensors)
+    return [[None if place == rank else mine[place] for place in range(size)] for rank in range(size)]
 
 
 def gathered_and_added(in_place: bool, passed_on: bool) -> Guess:

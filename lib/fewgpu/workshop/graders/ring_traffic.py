@@ -2,9 +2,11 @@
 
 from random import Random
 
-from fewgpu.workshop.graders import rings
+from fewgpu.workshop.graders import ring_shares, rings
+from fewgpu.workshop.graders.complete import verify_complete
 from fewgpu.workshop.grading.grader import Failure
 from fewgpu.workshop.grading.law import close
+from fewgpu.workshop.grading.verdict import Line
 from fewgpu.workshop.grading.work import Work
 from fewgpu.workshop.practice.ranks import Run
 from fewgpu.workshop.practice.timeline import timeline
@@ -24,22 +26,34 @@ def verify_bytes(work: Work, random: Random) -> dict[str, str]:
              *((random.randrange(3, 8), random.randrange(4, 40)) for _ in range(4))]
     for size, length in cases:
         run = _run(work, size, length)
-        run.verify_complete(work.definition('all_reduce'))
-        allowed = 2 * (length - min(rings.lengths(length, size))) * NUMBER     # of any rank
-        together = 2 * (size - 1) * length * NUMBER
+        verify_complete(run, work.definition('all_reduce'))
+        piece = max(ring_shares.lengths(length, size))   # as if all were as long: some fill the tensor up
+        allowed = 2 * (size - 1) * piece * NUMBER        # of any rank
+        together = allowed * size
         steps = {(message.to - message.source) % size for message in run.messages}
         if max(run.bytes_sent) <= allowed and sum(run.bytes_sent) <= together and (len(steps) < 2 or size < 3):
             continue
         named = _culprit(_run(work, 4, 8), 4, 8) or _culprit(_run(work, 5, 10), 5, 10)
         raise Failure(
             '' if named else 'More is sent than a ring needs, or elsewhere.', misconception=named,
-            lines=work.definition('all_reduce'),
+            lines=_guilty(work) if named == 'not-a-ring' else work.definition('all_reduce'),
             case=f'all_reduce on {size} ranks, tensors of S = {length * NUMBER} bytes: bytes sent by every rank\n'
                  f'yours     {run.bytes_sent}\n'
-                 f'expected  at most {allowed} each, {together} together; to the right only',
+                 f'expected  at most {allowed} each, all to one neighbour',
             picture=_who_to_whom(run, size))
     sent = _run(work, 4, 40).bytes_sent
     return {'bytes a rank sends (4 ranks, 320 bytes)': str(max(sent))}
+
+
+def _guilty(work: Work) -> list[Line]:
+    """Where that begins which does not send to the right."""
+    tensors = rings.tensors(4, 8)
+    for name, given in [('reduce_scatter', [(ring_shares.pieces(each, 4),) for each in tensors]),
+                        ('all_gather', [(each[:2],) for each in tensors])]:
+        run = rings.run(lambda given, rank: rings.listed(getattr(work, name)(given, rank)), given)
+        if any((message.to - message.source) % 4 != 1 for message in run.messages):
+            return work.definition(name)
+    return work.definition('all_reduce')
 
 
 def _culprit(run: Run, size: int, length: int) -> str:

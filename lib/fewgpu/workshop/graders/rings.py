@@ -6,16 +6,21 @@ from typing import Any
 
 import torch
 
-from fewgpu.workshop.graders.ring_shares import explain, lengths, pieces  # noqa: F401
+from fewgpu.workshop.graders.complete import verify_complete
+from fewgpu.workshop.graders.ring_shares import explain
 from fewgpu.workshop.grading.grader import Failure
 from fewgpu.workshop.grading.law import Suspect, equal, judge, shown
 from fewgpu.workshop.grading.work import Work
-from fewgpu.workshop.practice.ranks import Deadlock, Run, run_ranks
+from fewgpu.workshop.practice.misuse import Deadlock
+from fewgpu.workshop.practice.ranks import Run, run_ranks
 
 
-def tensors(size: int, length: int) -> list[torch.Tensor]:
+Case = tuple[int, int, torch.dtype]   # ranks, numbers in the tensor, and their dtype
+
+
+def tensors(size: int, length: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     """One a rank, with values that say whose they are: rank 1 has [10, 20, 30]."""
-    return [torch.arange(1, length + 1, dtype=torch.float64) * 10**rank for rank in range(size)]
+    return [torch.arange(1, length + 1, dtype=dtype) * 10**rank for rank in range(size)]
 
 
 def run(function: Callable, arguments: Sequence[object], **network: float) -> Run:
@@ -33,10 +38,11 @@ def listed(answer: object) -> object:
     return list(answer) if isinstance(answer, tuple) or hasattr(answer, '__next__') else answer
 
 
-def cases_of(random: Random) -> list[tuple[int, int]]:
-    """Numbers of ranks, and of numbers in the tensor."""
-    return [(2, 2), (2, 3), (3, 3), (1, 2), (3, 5), (3, 2), (4, 4), (4, 6), (5, 8),
-            *((random.randrange(4, 8), random.randrange(1, 30)) for _ in range(4))]
+def cases_of(random: Random) -> list[Case]:
+    """The smallest first."""
+    cases = [(2, 2), (2, 3), (3, 3), (1, 2), (3, 5), (3, 2), (4, 4), (4, 6), (5, 8),
+             *((random.randrange(4, 8), random.randrange(1, 30)) for _ in range(4))]
+    return [*((*case, torch.float64) for case in cases), (2, 2, torch.int64), (3, 5, torch.int64)]
 
 
 def judged(work: Work, name: str, random: Random, arguments: Callable[[list[torch.Tensor]], list[Any]],
@@ -46,15 +52,15 @@ def judged(work: Work, name: str, random: Random, arguments: Callable[[list[torc
     every suspect, is given (size, tensors) and returns the answers of all ranks; `reduce` is for `explain`."""
     runs: list[Run] = []
 
-    def answer(case: tuple[int, int]) -> list[Any]:
+    def answer(case: Case) -> list[Any]:
         runs.append(run(lambda given, rank: listed(getattr(work, name)(given, rank)),
                         [(each,) for each in arguments(tensors(*case))]))
         return runs[-1].results
 
-    def predicted(function: Callable) -> Callable[[tuple[int, int]], list[Any]]:
+    def predicted(function: Callable) -> Callable[[Case], list[Any]]:
         return lambda case: function(case[0], tensors(*case))
 
-    def tell(case: tuple[int, int], got: Any, wanted: list[Any]) -> str:
+    def tell(case: Case, got: Any, wanted: list[Any]) -> str:
         given = arguments(tensors(*case))
         told = f'{name} on {case[0]} rank{"s" if case[0] > 1 else ""}: '
         told += shown('; '.join(map(shown, given)), 56 - len(name))
@@ -62,30 +68,33 @@ def judged(work: Work, name: str, random: Random, arguments: Callable[[list[torc
             return told
         first = next(rank for rank in range(case[0]) if not equal(got[rank], wanted[rank]))
         told += f'\nyours     on rank {first}: {_told(got[first])}\nexpected  on rank {first}: {_told(wanted[first])}'
-        why = explain(reduce, *case)[0] if reduce else ''
+        why = explain(reduce, *case[:2])[0] if reduce else ''
         return told + (f'\n({why})' if why else '')
 
     getattr(work, name)   # raises if it is missing or empty
     predictions = {'returns-nothing': [lambda size, tensors: [None] * size], **suspects}
     judge(cases_of(random), answer, predicted(truth), tell=tell, lines=work.definition(name),
-          picture=lambda case, got, wanted: explain(reduce, *case)[1] if reduce and name == 'all_reduce' else '',
+          picture=lambda case, got, wanted: explain(reduce, *case[:2])[1] if reduce and name == 'all_reduce' else '',
           suspects=[Suspect(misconception, predicted(function)) for misconception, functions in predictions.items()
                     for function in functions])
     for each in runs:
-        each.verify_complete(work.definition(name))
+        verify_complete(each, work.definition(name))
 
 
 def _told(value: Any) -> str:
-    dtype = f' ({value.dtype})' if isinstance(value, torch.Tensor) and value.dtype != torch.float64 else ''
+    first = value[0] if isinstance(value, list) and value else value
+    dtype = f' ({first.dtype})' if isinstance(first, torch.Tensor) and first.dtype != torch.float64 else ''
     return shown(value, 55 - len(dtype)) + dtype
 
 
 def verify_untouched(work: Work, name: str, arguments: Callable[[list[torch.Tensor]], list[Any]]) -> None:
     """Raise `Failure` if a function changes its argument."""
     before, after = (arguments(tensors(3, 5)) for _ in range(2))
+    given = [list(each) if isinstance(each, list) else each for each in after]
     run(lambda given, rank: getattr(work, name)(given, rank), [(each,) for each in after])
     for rank, (was, now) in enumerate(zip(before, after)):
         if not equal(now, was):
-            raise Failure(misconception='changes-input', lines=work.definition(name),
+            raise Failure(misconception='changes-list' if equal(given[rank], was) else 'changes-input',
+                          lines=work.definition(name),
                           case=f'{name} on {len(before)} ranks: the argument of rank {rank}\n'
                                f'before    {shown(was)}\nafter     {shown(now)}')

@@ -1,223 +1,95 @@
-"""Schedules that learners write, as rows of texts like 'F0': read, put to the test, timed and drawn.
+"""Rows that learners write against their laws, of which many rows may be right, and what goes wrong in all of them."""
 
-    rows = [['F0', 'F1', 'B1', 'B0'],      # stage 0
-            ['F0', 'F1', 'B1', 'B0']]      # stage 1
-
-A forward takes one unit of virtual time and a backward two.
-"""
-
-import io
-import re
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
-from fewgpu.schedule import Op, Schedule, ScheduleError
-from fewgpu.schedule.waits import verify_no_deadlock
-from fewgpu.simulate import Costs, simulate
-from fewgpu.trace import Span, Timeline
-from fewgpu.workshop.blocks import blocks
-from fewgpu.workshop.grading.law import equal, shown
+from fewgpu.workshop.grading.law import Law, Like, Suspect, judge, shown
+from fewgpu.workshop.grading.verdict import Line
+from fewgpu.workshop.practice.rows import (CELL, UNITS, Rows, Sizes, are_lists, are_rows, as_text, broken,
+                                           can_be_timed, cut, makespan, micro_batch, picture, plain_rows, svg)
 
-COLUMNS = 76
-COSTS = Costs(F=1.0, B=2.0)
-CELL = re.compile(r'([FB])(0|[1-9]\d*)', re.ASCII)
+Sentence = Callable[[Sizes, Any], str]   # what is wrong with rows of these sizes; '' if nothing is
 
-Rows = list[list[str]]
-Sizes = tuple[int, int]   # stages, micro-batches
-
-
-@dataclass(frozen=True)
-class Law:
-    """What stands for the truth where there are many right answers: `broken` says what is wrong, '' if nothing is."""
-
-    broken: Callable[[Any], str]
+MISREAD = {
+    'from-one': 'stages or micro-batches are counted from 1, and the first of each is number 0',
+    'one-row': 'it is a single row, and has to be a list with one row for each stage',
+    'transposed': 'rows and columns are exchanged: a row is what one stage runs, from its first to its last operation',
+    'spelling': 'the operations are not written as the docstring asks, so nobody can tell what they are',
+    'idle-entries': 'idle time is written down: a row is an order, and a stage waits by itself until its input is '
+                    'there',
+}
 
 
-@dataclass(frozen=True)
-class Like:
-    """What a suspect answers where a misconception has many looks: `fits` tells whether this is one of them."""
-
-    fits: Callable[[Any], bool]
-
-
-def alike(one: Any, other: Any) -> bool:
-    """The `same` of judges whose truth is a `Law` or whose suspects answer `Like`."""
-    if isinstance(other, Law):
-        return not other.broken(one)
-    if isinstance(other, Like):
-        try:
-            return bool(other.fits(one))
-        except (TypeError, ValueError, AttributeError, LookupError):   # it is of quite another type
-            return False
-    return equal(one, other)
+def sizes_to_try(random: Random) -> list[Sizes]:
+    """Stages and micro-batches, fewest first: all small ones, and some large."""
+    small = sorted(((n, m) for n in range(1, 6) for m in range(1, 8)), key=lambda sizes: (sum(sizes), sizes))
+    return small + [(random.randrange(2, 10), random.randrange(1, 25)) for _ in range(6)]
 
 
-def plain_rows(answer: Any) -> Any:
-    """Rows as lists of lists, whatever containers they came in. What is no container stays as it is."""
-    rows = _listed(answer)
-    return [_listed(row) for row in rows] if isinstance(rows, list) else rows
+def like(misconception: str, fits: Callable[[Any, int, int], Any], *, readable: bool = True) -> Suspect:
+    """`fits(rows, stages, micro_batches)` knows such rows; where they must be `readable`, it is asked of such alone."""
+    return Suspect(misconception, lambda sizes: Like(
+        lambda rows: (not readable or are_rows(rows) and bool(rows)) and bool(fits(rows, *sizes))))
 
 
-def _listed(answer: Any) -> Any:
-    return list(answer) if isinstance(answer, Iterable) and not isinstance(answer, (str, bytes, dict)) else answer
+def misread(wrong: Sentence) -> list[Suspect]:
+    """Those of MISREAD: right by the law `wrong`, but not in the form that was asked for."""
+    def without_idle(rows: Any, n: int, m: int) -> bool:
+        busy = [[cell for cell in row if any(letter.isdigit() for letter in str(cell))] for row in rows]
+        return busy != rows and not wrong((n, m), busy)
+
+    return [
+        like('one-row', lambda rows, n, m: _is_one_row(rows), readable=False),
+        like('one-row', lambda rows, n, m: len(rows) == 1 and not wrong((1, m), rows)),
+        like('transposed', lambda rows, n, m: not wrong((n, m), [*map(list, zip(*rows, strict=True))])),
+        like('from-one', lambda rows, n, m: all({*map(micro_batch, row)} == {*range(1, m + 1)} for row in rows)),
+        like('idle-entries', without_idle, readable=False),
+        like('spelling', lambda rows, n, m: are_lists(rows) and not are_rows(rows) and len(rows) == n and all(
+            len(row) == 2 * m for row in rows), readable=False),
+    ]
 
 
-def are_rows(rows: Any) -> bool:
-    """Lists of readable cells?"""
-    return isinstance(rows, list) and all(
-        isinstance(row, list) and all(isinstance(cell, str) and CELL.fullmatch(cell) for cell in row) for row in rows)
-
-
-def number(cell: str) -> int:
-    """The micro-batch of a readable cell."""
-    return int(cell[1:])
-
-
-def schedule_of(rows: Rows, micro_batches: int) -> Schedule:
-    """Readable rows as a schedule."""
-    return Schedule('yours', len(rows), micro_batches, tuple(
-        tuple(Op(cell[0], stage, number(cell)) for cell in row) for stage, row in enumerate(rows)))
-
-
-def broken(sizes: Sizes, rows: Any) -> str:
-    """What keeps an answer from being the rows of one training step, in a sentence; '' if nothing does.
-
-    Every stage runs each forward and each backward once, the forward first, and no stage waits for ever.
-    """
-    stages, micro_batches = sizes
-    return (_misshapen(stages, micro_batches, rows) or _miscounted(micro_batches, rows) or _misordered(rows)
-            or _deadlocked(micro_batches, rows))
-
-
-def _misshapen(stages: int, micro_batches: int, rows: Any) -> str:
-    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-        return 'It is no list that holds a list for every stage.'
-    for stage, row in enumerate(rows):
-        for cell in row:
-            if isinstance(cell, str) and re.fullmatch(r'[FB]-\d+', cell):
-                return f'Stage {stage} runs {cell}, but there is no micro-batch {cell[1:]}: they are counted from 0.'
-            if not (isinstance(cell, str) and CELL.fullmatch(cell)):
-                return (f'The row of stage {stage} holds {shown(repr(cell), 20)}: an operation is an F or a B and '
-                        f"the number of its micro-batch, as in 'F0'.")
-    if len(rows) != stages:
-        return f'There are {len(rows)} rows for {_count(stages, "stage")}.'
-    for stage, row in enumerate(rows):
-        for cell in row:
-            if number(cell) >= micro_batches:
-                return (f'Stage {stage} runs {cell}, but there is no micro-batch {number(cell)}: '
-                        f'{_count(micro_batches, "micro-batch", "es")}, counted from 0.')
-    return ''
-
-
-def _count(number: int, thing: str, plural: str = 's') -> str:
-    return f'{number} {thing}{plural if number != 1 else ""}'
-
-
-def missing(row: Sequence[str], micro_batches: int) -> list[str]:
-    """What a stage should run and does not."""
-    there = set(row)
-    return [cell for kind in 'FB' for i in range(micro_batches) if (cell := f'{kind}{i}') not in there]
-
-
-def _miscounted(micro_batches: int, rows: Rows) -> str:
-    for stage, row in enumerate(rows):
-        twice = [cell for cell, count in Counter(row).items() if count > 1]
-        if twice:
-            return f'Stage {stage} runs {twice[0]} more than once.'
-        if lacks := missing(row, micro_batches):
-            return f'Stage {stage} never runs {", ".join(lacks[:4])}{" ..." if len(lacks) > 4 else ""}.'
-    return ''
-
-
-def _misordered(rows: Rows) -> str:
-    for stage, row in enumerate(rows):
-        for cell in row:
-            if cell[0] == 'B' and row.index(f'F{cell[1:]}') > row.index(cell):
-                return f'Stage {stage} runs {cell} before F{cell[1:]}: a backward needs what its own forward has left.'
-    return ''
-
-
-def _deadlocked(micro_batches: int, rows: Rows) -> str:
-    try:
-        verify_no_deadlock(schedule_of(rows, micro_batches))
-    except ScheduleError as error:
-        return f'It never ends: {str(error).partition(" sends: ")[2].splitlines()[0]}.'
-    return ''
-
-
-def makespan(rows: Rows, micro_batches: int) -> float:
-    """Units of virtual time of a step. Raises ScheduleError if it never ends."""
-    return simulate(schedule_of(rows, micro_batches), COSTS).makespan
+def _is_one_row(rows: Any) -> bool:
+    return isinstance(rows, list) and bool(rows) and all(
+        isinstance(cell, str) and CELL.fullmatch(cell) for cell in rows)
 
 
 def least_makespan(sizes: Sizes) -> float:
-    """Of any step whose every stage is busy for all micro-batches, one way and back: (m + n - 1) (F + B)."""
-    return (sum(sizes) - 1) * (COSTS.F + COSTS.B)
+    """(n-1) F until the last stage starts, m (F+B) there, (n-1) B back."""
+    return (sum(sizes) - 1) * sum(UNITS.values())
 
 
-def as_far_as_it_comes(rows: Rows) -> tuple[Timeline, list[str]]:
-    """The timeline of readable rows without repetitions, and what each stage that cannot go on is waiting for."""
-    ended: dict[tuple[int, str], float] = {}
-    spans: list[list[Span]] = [[] for _ in rows]
-    moved = True
-    while moved:
-        moved = False
-        for stage, row in enumerate(rows):
-            while len(spans[stage]) < len(row) and not _lacks(stage, cell := row[len(spans[stage])], len(rows), ended):
-                source = stage - 1 if cell[0] == 'F' else stage + 1
-                start = max(ended.get((source, cell), 0.0), spans[stage][-1].end if spans[stage] else 0.0)
-                ended[stage, cell] = start + COSTS.of(cell[0], stage)
-                kept = (spans[stage][-1].live if spans[stage] else 0) + (1 if cell[0] == 'F' else -1)
-                spans[stage].append(Span(Op(cell[0], stage, number(cell)), start, ended[stage, cell], kept))
-                moved = True
-    waits = [f'stage {stage} cannot run {row[len(done)]}: it needs {_lacks(stage, row[len(done)], len(rows), ended)}'
-             for stage, (row, done) in enumerate(zip(rows, spans)) if len(done) < len(row)]
-    return Timeline(tuple(map(tuple, spans)), tuple(f'stage {stage}' for stage in range(len(rows)))), waits
+def slow(sizes: Sizes, rows: Any) -> str:
+    """The law of time."""
+    if found := broken(sizes, rows):
+        return found
+    takes, least = makespan(rows), least_makespan(sizes)
+    return f'The step takes {takes:g} units of time, and {least:g} are enough.' if takes > least else ''
 
 
-def _lacks(stage: int, cell: str, stages: int, done: Container[tuple[int, str]]) -> str:
-    """What has not happened yet of that which an operation needs; '' if it can run."""
-    kind, there = cell[0], stage - 1 if cell[0] == 'F' else stage + 1
-    if kind == 'B' and (stage, f'F{cell[1:]}') not in done:
-        return f'its own F{cell[1:]}'
-    return f'{cell} of stage {there}' if 0 <= there < stages and (there, cell) not in done else ''
+def judge_rows(name: str, answer: Callable[[int, int], Any], random: Random, wrong: Sentence, *,
+               suspects: Sequence[Suspect], expected: Callable[[Sizes], Rows], lines: Sequence[Line]) -> None:
+    """`judge` for a function `name(stages, micro_batches)` that returns rows, of which many may be right.
+
+    A failure carries the sentence of `wrong` and a picture; beside it one right answer is shown, `expected(sizes)`.
+    """
+    def called(sizes: Sizes) -> str:
+        return f'{name}({sizes[0]}, {sizes[1]})'
+
+    def why(sizes: Sizes, rows: Any, law: Law) -> str:
+        return '' if _is_one_row(rows) else law.broken(rows)   # a misconception: its sentence says it all
+
+    def tell(sizes: Sizes, got: Any, _: Law) -> str:
+        yours = as_text(got) if are_lists(got) and got else [shown(got)]
+        texts = _headed('yours', yours) + _headed('expected' if sizes[1] == 1 else 'such as', as_text(expected(sizes)))
+        return '\n'.join([called(sizes), *map(cut, texts)])
+
+    judge(sizes_to_try(random), lambda sizes: plain_rows(answer(*sizes)),
+          lambda sizes: Law(lambda rows: wrong(sizes, rows)), suspects=suspects, tell=tell, lines=lines,
+          why=why, picture=lambda sizes, rows, _: picture(rows) if can_be_timed(rows) else '',
+          svg=lambda sizes, rows, _: svg(rows, called(sizes)))
 
 
-def picture(rows: Any) -> str:
-    """The rows in virtual time, as far as they come, and who waits; just the rows if they are not that far."""
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, list) for row in rows):
-        return ''
-    drawn, waits = None, []
-    if _can_be_timed(rows):
-        timeline, waits = as_far_as_it_comes(rows)
-        drawn = blocks(timeline, COLUMNS, colour=False, line='-') if any(timeline.rows) else None
-    lines = drawn.plain.splitlines() if drawn else as_text(rows)
-    return '\n'.join(cut(line.rstrip()) for line in [*lines, *waits])
-
-
-def as_text(rows: Rows) -> list[str]:
-    """A line a stage, in order, not in time."""
-    width = max((len(str(cell)) for row in rows for cell in row), default=1)
-    return [cut(f'stage {stage} | ' + ' '.join(f'{cell!s:<{width}}' for cell in row).rstrip())
-            for stage, row in enumerate(rows)]
-
-
-def cut(line: str) -> str:
-    return line if len(line) <= COLUMNS else line[:COLUMNS - 4] + ' ...'
-
-
-def svg(rows: Any, title: str = '') -> str:
-    """The picture for pages and notebooks; '' if nothing runs."""
-    from fewgpu import plot   # matplotlib takes its time, and only failures are drawn
-    timeline = as_far_as_it_comes(rows)[0] if _can_be_timed(rows) else None
-    if timeline is None or not any(timeline.rows):
-        return ''
-    out = io.StringIO()
-    plot.timeline(timeline, title=title, unit='units', counts='stashes').savefig(out, format='svg')
-    return out.getvalue()
-
-
-def _can_be_timed(rows: Any) -> bool:
-    return are_rows(rows) and all(len(set(row)) == len(row) for row in rows)
+def _headed(head: str, lines: list[str]) -> list[str]:
+    return [f'{head if number == 0 else "":<10}{line}'.rstrip() for number, line in enumerate(lines)]

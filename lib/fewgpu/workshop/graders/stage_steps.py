@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from fewgpu.workshop.graders.staged import RightStage
+from fewgpu.workshop.graders.plays import Plain
+from fewgpu.workshop.grading.law import close
 
 WIDTHS = 4, 3, 5, 2
 
@@ -68,28 +70,56 @@ def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 Step = Callable[..., Any]
 
 
-def results_of(step: Step, case: StepCase, make: Callable[[int, nn.Module], Any]) -> tuple[Any, list[Any]]:
-    """What a step returns, and the gradients that it leaves."""
+class Results(NamedTuple):
+    """What a step returns, the gradients that it leaves, and the weights."""
+
+    loss: Any
+    gradients: list[Any]
+    weights: list[torch.Tensor]
+
+
+def results_of(step: Step, case: StepCase, make: Callable[[int, nn.Module], Any]) -> Results:
     modules = case.modules()
     value = step([make(index, module) for index, module in enumerate(modules)], *case.batch(), loss_fn)
-    return value, [parameter.grad for module in modules for parameter in module.parameters()]
+    return _results(value, modules)
 
 
-def in_one_piece(case: StepCase) -> tuple[float, list[Any]]:
+def _results(loss: Any, modules: list[nn.Module]) -> Results:
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    return Results(loss, [parameter.grad for parameter in parameters], [each.detach() for each in parameters])
+
+
+def in_one_piece(case: StepCase) -> Results:
     """The whole mini-batch in one piece."""
     modules = case.modules()
     xs, targets = case.batch()
     loss = loss_fn(nn.Sequential(*modules)(torch.cat(xs)), torch.cat(targets))
     loss.backward()
-    return loss.item(), [parameter.grad for module in modules for parameter in module.parameters()]
+    return _results(loss.item(), modules)
+
+
+near = partial(close, tolerance=1e-6)   # a share of the rows may have been a float32
+
+
+def broken(mine: Results, wanted: Results) -> tuple[str, str, str]:
+    """What is wrong beside the gradients: a misconception, what was found, and what should be; '' if nothing is."""
+    has_graph = isinstance(mine.loss, torch.Tensor) and mine.loss.requires_grad
+    loss = mine.loss.detach() if has_graph else mine.loss
+    if loss is None:
+        return 'returns-nothing', 'None', f'{wanted.loss:.6f}'
+    if not near(float(loss), wanted.loss):
+        return 'wrong-loss', f'{float(loss):.6f}', f'{wanted.loss:.6f}'
+    if not close(mine.weights, wanted.weights):
+        return 'weights-changed', 'the weights are others than before', 'the same weights'
+    return ('loss-with-graph', f'{loss.item():.6f}, with its graph', 'a number') if has_graph else ('', '', '')
 
 
 def wrong_step(*, share: Callable[[int, Sequence[int]], float],
                after: Callable[[Sequence[int]], float] = lambda rows: 1.0, clears: bool = False,
                clears_between: bool = False, ones: bool = False) -> Callable[[StepCase], list[Any]]:
     """What gradients it leaves. `share` weighs a loss, by its rows and those of all; `after` divides the gradients."""
-    def step(stages: list[RightStage], xs: list[torch.Tensor], targets: list[torch.Tensor], loss_fn: Step) -> None:
-        parameters = [parameter for stage in stages for parameter in stage.module.parameters()]
+    def step(stages: list[Plain], xs: list[torch.Tensor], targets: list[torch.Tensor], loss_fn: Step) -> None:
+        parameters = [parameter for stage in stages for parameter in stage.layer.parameters()]
         rows = list(map(len, targets))
         for i, (x, target) in enumerate(zip(xs, targets)):
             for parameter in parameters if clears and i == 0 or clears_between else ():
@@ -104,7 +134,7 @@ def wrong_step(*, share: Callable[[int, Sequence[int]], float],
         for parameter in parameters:
             parameter.grad /= after(rows)
 
-    return lambda case: results_of(step, case, lambda index, module: RightStage(module))[1]
+    return lambda case: results_of(step, case, lambda index, module: Plain(module)).gradients
 
 
 @dataclass
@@ -155,14 +185,17 @@ class Log:
                 return 'one-at-a-time', f'B{i} of stage {stage} comes before F{j} of stage {later}.'
         return '', ''
 
-    def missing(self, case: StepCase) -> str:
-        """A sentence, if a call is missing or comes twice."""
+    def missing(self, case: StepCase) -> tuple[str, str]:
+        """As `fault`, if a call is missing or comes twice."""
+        if not self.calls:
+            return 'past-the-stages', ''
         for stage in range(case.stages):
             for kind, what in (('F', 'forwards'), ('B', 'backwards')):
                 numbers = [i for k, s, i in self.calls if (k, s) == (kind, stage)]
                 if len(numbers) != len(case.rows) or len(set(numbers)) != len(numbers):
-                    return f'Stage {stage} has {what} of the micro-batches {", ".join(map(str, numbers)) or "none"}.'
-        return ''
+                    which = f'of the micro-batches {", ".join(map(str, numbers))}' if numbers else 'of no micro-batch'
+                    return '', f'Stage {stage} has {what} {which}.'
+        return '', ''
 
     def rows(self, stages: int) -> list[list[str]]:
         """What each stage has done, as a schedule."""

@@ -1,5 +1,7 @@
 """A run of the learner's script, and the loss that it has to end with."""
 
+import contextlib
+import io
 import json
 import sys
 import tempfile
@@ -18,11 +20,12 @@ from fewgpu.workshop.grading.work import Work
 
 def run_to_report(work: Work, text: str) -> dict[str, Any]:
     """What the script's `main`, run with these flags, reports."""
-    with tempfile.TemporaryDirectory(prefix='fewgpu-') as folder:
+    with tempfile.TemporaryDirectory(prefix='grading-') as folder:
         file = Path(folder, 'report.json')
         before, sys.argv = sys.argv, ['09_mnist_gpipe.py', *text.split(), '--report', str(file)]
         try:
-            work.main()
+            with contextlib.redirect_stdout(io.StringIO()):   # its log would stand in the middle of the verdict
+                work.main()
         finally:
             sys.argv = before
         return json.loads(file.read_text(encoding='utf-8'))

@@ -25,6 +25,11 @@ def _move_parameters(case: Case, model: nn.Sequential) -> list[nn.Sequential]:
     return stages
 
 
+def _place_by_device(case: Case, model: nn.Sequential) -> list[nn.Sequential]:
+    """A dict from a device to its stage: of two stages on one device the later stays."""
+    return list(dict(zip(case.devices, case.placed(model))).values())
+
+
 def _make_parameters_new(case: Case, model: nn.Sequential) -> list[nn.Sequential]:
     for layer in model:
         for name, parameter in list(layer.named_parameters()):
@@ -50,6 +55,7 @@ WRONG_PLACES: list[tuple[str, Place]] = [
     ('all-on-one', _cut(lambda case: case.cuts, lambda case: case.devices[-1:] * len(case.gpus))),
     ('all-on-one', _cut(lambda case: case.cuts, lambda case: [torch.device('cuda', 0)] * len(case.gpus))),
     ('from-start', _cut(lambda case: [(0, layers) for layers in case.balance])),
+    ('multiples', _cut(lambda case: [(k * layers, (k + 1) * layers) for k, layers in enumerate(case.balance)])),
     ('boundaries', _cut(lambda case: list(zip((0, *case.balance), case.balance)))),
     ('boundaries', _cut(lambda case: list(zip(case.balance, (*case.balance[1:], sum(case.balance)))))),
     ('boundaries', _cut(lambda case: [(start, layers) for (start, _), layers in zip(case.cuts, case.balance)])),
@@ -58,6 +64,7 @@ WRONG_PLACES: list[tuple[str, Place]] = [
     ('one-off', _cut(lambda case: [(start + k, end + k) for k, (start, end) in enumerate(case.cuts)])),
     ('one-off', _cut(lambda case: [(start - k, end - k) for k, (start, end) in enumerate(case.cuts)])),
     ('equal-stages', _cut(_equal)),
+    ('shared-device', _place_by_device),
     ('copies', lambda case, model: case.placed(copy.deepcopy(model))),
     ('copies', lambda case, model: [stage if device == torch.device('cpu') else copy.deepcopy(stage)
                                     for stage, device in zip(case.placed(model), case.devices)]),

@@ -1,51 +1,25 @@
 """Wrong stages, each under the misconception of exercise 06 that leads to it."""
 
 import torch
+from torch import nn
 
-from fewgpu.workshop.graders.staged import MakeStage, RightStage
-
-
-class _IgnoresGradient(RightStage):
-    def backward(self, i: int, gradient: torch.Tensor) -> torch.Tensor | None:
-        return super().backward(i, torch.ones_like(gradient))
+from fewgpu.workshop.graders.mistaken import mistaken
+from fewgpu.workshop.graders.plays import MakeStage, Plain
 
 
-class _NoLeaf(RightStage):
-    def enter(self, x: torch.Tensor) -> torch.Tensor:
-        return x.detach()
-
-
-class _OnlyInputs(RightStage):
-    def backward(self, i: int, gradient: torch.Tensor) -> torch.Tensor | None:
-        x, y = self.kept.pop(i)
-        return torch.autograd.grad(y, x, gradient)[0] if x.requires_grad else None
-
-
-class _OnlyParameters(RightStage):
-    def backward(self, i: int, gradient: torch.Tensor) -> torch.Tensor | None:
-        super().backward(i, gradient)
-        return gradient
-
-
-class _ClearsBefore(RightStage):
-    def backward(self, i: int, gradient: torch.Tensor) -> torch.Tensor | None:
-        self.module.zero_grad()
-        return super().backward(i, gradient)
-
-
-class _ClearsInForward(RightStage):
+class _ClearsInForward(Plain):
     def forward(self, i: int, x: torch.Tensor) -> torch.Tensor:
-        self.module.zero_grad()
+        self.layer.zero_grad()
         return super().forward(i, x)
 
 
-class _ClearsAtFirst(RightStage):
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__(module)
-        module.zero_grad()
+class _ClearsAtFirst(Plain):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__(layer)
+        layer.zero_grad()
 
 
-class _OneSlot(RightStage):
+class _OneSlot(Plain):
     """Whatever the number, there is one place."""
 
     def forward(self, i: int, x: torch.Tensor) -> torch.Tensor:
@@ -58,25 +32,26 @@ class _OneSlot(RightStage):
         return answer
 
 
-class _OneSlotForInput(RightStage):
+class _OneSlotForInput(Plain):
     """Outputs are kept by number, and of the inputs the last."""
+
+    def forward(self, i: int, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(i, x)
+        self.last = self.kept[i][0]
+        return y
 
     def backward(self, i: int, gradient: torch.Tensor) -> torch.Tensor | None:
         self.kept[i][1].backward(gradient)
         return self.last.grad
 
-    def enter(self, x: torch.Tensor) -> torch.Tensor:
-        self.last = super().enter(x)
-        return self.last
 
-
-class _InTurn(RightStage):
+class _InTurn(Plain):
     """Micro-batches come back as they went, or the other way round."""
 
     place = 0
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__(module)
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__(layer)
         self.queue: list[int] = []
         self.number = 0
 
@@ -102,16 +77,37 @@ class _Listed(_InTurn):
         return x.grad
 
 
+class _ClearsOthers(Plain):
+    """Of the micro-batches that are on their way, all are forgotten when one returns."""
+
+    def backward(self, i: int, gradient: torch.Tensor) -> torch.Tensor | None:
+        answer = super().backward(i, gradient)
+        self.kept.clear()
+        return answer
+
+
+class _OnlyFirstClears(Plain):
+    """As above, but by micro-batch 0 alone: whoever thinks that it returns last."""
+
+    def backward(self, i: int, gradient: torch.Tensor) -> torch.Tensor | None:
+        answer = super().backward(i, gradient)
+        if i == 0:
+            self.kept.clear()
+        return answer
+
+
 WRONG_STAGES: list[tuple[str, MakeStage]] = [
-    ('gradient-ignored', _IgnoresGradient),
-    ('no-leaf', _NoLeaf),
-    ('only-inputs', _OnlyInputs),
-    ('handed-on', _OnlyParameters),
-    ('zero-between', _ClearsBefore),
+    ('gradient-ignored', mistaken('gradient-ignored')),
+    ('no-leaf', mistaken('input-forgotten, no leaf')),
+    ('only-inputs', mistaken('parameters-forgotten')),
+    ('handed-on', mistaken('gradient-passed-on')),
+    ('zero-between', mistaken('not-accumulated')),
     ('zero-between', _ClearsInForward),
     ('cleared', _ClearsAtFirst),
     ('one-slot', _OneSlot),
     ('one-slot', _OneSlotForInput),
+    ('others-cleared', _ClearsOthers),
+    ('others-cleared', _OnlyFirstClears),
     ('own-order', _InTurn),
     ('own-order', _LastInFirstOut),
     ('own-order', _Listed),

@@ -14,6 +14,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -25,8 +26,11 @@ from fewgpu.workshop.grading.grade import FILE, LOAD
 from fewgpu.workshop.grading.grader import GIGABYTES, Check, Failure, checks_of
 from fewgpu.workshop.grading.known import KNOWN
 from fewgpu.workshop.grading.patience import AT_MOST
+from fewgpu.workshop.grading.surroundings import surroundings
 from fewgpu.workshop.grading.verdict import BLOCKED, FAILED, PASSED, Outcome
 from fewgpu.workshop.grading.work import Work
+
+MOST_TEXT = 4000   # characters of what is said about a check
 
 
 def main(name: str, file: str, seed: str, folder: str, parent: str) -> NoReturn:
@@ -38,7 +42,11 @@ def main(name: str, file: str, seed: str, folder: str, parent: str) -> NoReturn:
         faulthandler.enable(stuck)
         limit = LOAD + AT_MOST * sum(check.seconds for check in checks)
         faulthandler.dump_traceback_later(limit, exit=True, file=stuck)   # should nobody watch any more
-        _Child(checks, sentences, int(seed), out).grade(Path(file).resolve(), getattr(grader, 'FORBIDDEN', ()))
+        child = _Child(checks, sentences, int(seed), out)
+        try:
+            child.grade(Path(file).resolve(), getattr(grader, 'FORBIDDEN', ()))
+        except BaseException:   # of the kit: whatever the learner's file raises has become an outcome
+            child.write({'fault': traceback.format_exc()})
     sys.stdout.flush()
     os._exit(0)   # whatever threads the file has left behind
 
@@ -51,29 +59,32 @@ class _Child:
         def is_learners(name: str) -> bool:
             return Path(name).parent == file.parent
 
-        self._write({'checks': [[check.id, check.title, check.points, check.seconds] for check in self._checks]})
+        self.write({'checks': [[check.id, check.title, check.points, check.seconds] for check in self._checks]})
+        put_back = surroundings()
         forbid(forbidden, is_learners)
         forbid_processes(is_learners)
         _limit_memory()
-        self._write({'starts': 'file'})
+        self.write({'starts': 'file'})
         try:
             work = Work(file)
         except Failure as failure:
-            return self._write(asdict(self._failed(Outcome(*FILE[:3]), failure)))
+            return self.write(asdict(self._failed(Outcome(*FILE[:3]), failure)))
         passed: set[str] = set()
         for check in self._checks:
+            put_back()
             outcome = self._run(check, work, passed)
+            put_back()
             if outcome.passed:
                 passed.add(check.id)
-            self._write(asdict(outcome))
-        self._write({'ends': True})
+            self.write(asdict(outcome))
+        self.write({'ends': True})
 
     def _run(self, check: Check, work: Work, passed: set[str]) -> Outcome:
         outcome = Outcome(check.id, check.title, check.points, PASSED)
         if not passed.issuperset(check.after):
             outcome.status, outcome.message = BLOCKED, self._waits_for(check, passed)
             return outcome
-        self._write({'starts': check.id})
+        self.write({'starts': check.id})
         started = time.perf_counter()
         torch.manual_seed(self._seed)
         try:
@@ -90,12 +101,13 @@ class _Child:
     def _failed(self, outcome: Outcome, failure: Failure) -> Outcome:
         outcome.status, outcome.misconception = FAILED, failure.misconception
         sentence = _sentence(self._sentences, failure.misconception)
-        outcome.message = ' '.join(filter(None, [sentence, failure.message])) or 'The answer is not the right one.'
+        outcome.message = ' '.join(filter(None, [sentence, failure.message]))[:MOST_TEXT]
+        outcome.message = outcome.message or 'The answer is not the right one.'
         outcome.case, outcome.lines, outcome.picture, outcome.svg = (
-            failure.case, failure.lines, failure.picture, failure.svg)
+            failure.case[:MOST_TEXT], failure.lines, failure.picture, failure.svg)
         return outcome
 
-    def _write(self, data: dict[str, Any]) -> None:
+    def write(self, data: dict[str, Any]) -> None:
         self._out.write(json.dumps(data) + '\n')
         self._out.flush()
 

@@ -1,20 +1,29 @@
 """Finished answers, which a learner's file may not call, and processes, which it may not start.
 
-A forbidden function stays what it is for everybody else: only a call straight from the learner's file is refused. So
-importing one and not using it is no fault, and whoever looks for a detour round an import finds it closed.
+A forbidden function stays what it is for the kit and for torch: only a call from the learner's file is refused, also by
+way of Python's own modules (map, a thread, exec). So importing one and not using it is no fault, and whoever looks for a
+detour round an import finds it closed.
 """
 
 import functools
 import importlib
+import importlib.util
 import multiprocessing.process
 import pkgutil
 import sys
+import sysconfig
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+import fewgpu
+
 _STARTS = {'os.fork', 'os.forkpty', 'os.exec', 'os.posix_spawn', 'os.spawn', 'os.system', 'os.startfile', 'pty.spawn',
            'subprocess.Popen'}
+
+_KIT, _PYTHON = str(Path(fewgpu.__file__).parent), (sysconfig.get_path('stdlib'), '<frozen')
 
 IsLearners = Callable[[str], bool]
 
@@ -31,7 +40,8 @@ def forbid(names: Iterable[str], is_learners: IsLearners) -> None:
     """From now on in this process, calls from the learner's file to these raise `HandedBack`.
 
     A name is dotted: a module or package (all functions and classes that are defined in it), a class, a function or a
-    method. Raises ImportError or AttributeError if there is no such thing.
+    method; of a package that is not installed nothing can be called. Raises ImportError or AttributeError if there is
+    no such thing in a package that is.
     """
     everywhere: dict[int, Any] = {}
     for name in names:
@@ -52,7 +62,9 @@ def forbid(names: Iterable[str], is_learners: IsLearners) -> None:
 def forbid_processes(is_learners: IsLearners) -> None:
     """From now on in this process, the learner's file cannot start another, by whatever way."""
     def refuse(event: str, arguments: tuple) -> None:
-        if event in _STARTS and _is_called_by(is_learners):
+        # In a thread of the file's own nothing of it need be left on the stack.
+        in_thread = threading.current_thread() is not threading.main_thread()
+        if event in _STARTS and (in_thread or _is_called_by(is_learners)):
             raise StartsProcess(event)
 
     def refuse_start(self: Any) -> None:
@@ -63,6 +75,21 @@ def forbid_processes(is_learners: IsLearners) -> None:
     start = multiprocessing.process.BaseProcess.start
     multiprocessing.process.BaseProcess.start = refuse_start
     sys.addaudithook(refuse)
+
+
+def _is_called_by_packages(is_learners: IsLearners) -> bool:
+    """Does the kit, torch or another package call? Python's own modules pass on what they were told by whom they serve."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_learners(file):
+            return False
+        if file.startswith(_KIT) or '-packages' in file:
+            return True
+        if not file.startswith(_PYTHON):
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _is_called_by(is_learners: IsLearners) -> bool:
@@ -77,9 +104,10 @@ def _is_called_by(is_learners: IsLearners) -> bool:
 def _trip(name: str, function: Callable, is_learners: IsLearners) -> Callable:
     @functools.wraps(function)
     def tripped(*arguments: Any, **named: Any) -> Any:
-        if is_learners(sys._getframe(1).f_code.co_filename):
+        if not _is_called_by_packages(is_learners):
             raise HandedBack(name)
         return function(*arguments, **named)
+    del tripped.__wrapped__   # no way round
     return tripped
 
 
@@ -87,7 +115,7 @@ def _trip_class(name: str, cls: type, is_learners: IsLearners) -> None:
     made = cls.__init__
 
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:
-        if is_learners(sys._getframe(1).f_code.co_filename):
+        if not _is_called_by_packages(is_learners):
             raise HandedBack(name)
         if made is not object.__init__:
             made(self, *arguments, **named)
@@ -96,6 +124,8 @@ def _trip_class(name: str, cls: type, is_learners: IsLearners) -> None:
 
 def _named(name: str) -> Iterator[tuple[str, Any, Any]]:
     """What a dotted name stands for: (its public name, what owns it, itself) of each function and class."""
+    if importlib.util.find_spec(name.partition('.')[0]) is None:
+        return
     owner, value, found = None, None, ''
     for part in name.split('.'):
         try:

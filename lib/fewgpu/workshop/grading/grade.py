@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import fewgpu
-from fewgpu.workshop.exercise import Exercise
+from fewgpu.workshop.exercise import Exercise, real
 from fewgpu.workshop.grading.known import KNOWN
 from fewgpu.workshop.grading.patience import Patience
 from fewgpu.workshop.grading.verdict import BLOCKED, FAILED, Line, Outcome, Verdict, outcome
@@ -39,13 +39,13 @@ def grade(exercise: Exercise, file: Path | None = None, *, seed: int | None = No
           on_outcome: OnOutcome | None = None) -> Verdict:
     """The verdict on a file (default: the exercise's own). `on_outcome` hears of each check as soon as it has ended.
 
-    Raises FileNotFoundError if there is no such file, and GraderError if the grader does not start. KeyboardInterrupt
-    ends the process that grades, too.
+    Raises OSError, with the remedy, if there is no such file or it cannot be read, ValueError for a seed that is none, and
+    GraderError if the kit itself fails. KeyboardInterrupt ends the process that grades, too.
     """
-    file = (file or exercise.file).resolve()
-    if not file.is_file():
-        raise FileNotFoundError(f'there is no {file}: `./workshop.py reset {exercise.number:02}` brings the exercise back')
+    file = _readable(file, exercise)
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ValueError(f'a seed is a whole number from 0 to 2**63 - 1, not {seed!r}')
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix='grading-') as folder:
         run = _Run(exercise, file, seed, Path(folder), on_outcome)
@@ -53,6 +53,19 @@ def grade(exercise: Exercise, file: Path | None = None, *, seed: int | None = No
         outcomes = run.outcomes()
     return Verdict(exercise.number, exercise.name, str(file), seed, outcomes, run.printed.text(),
                    time.monotonic() - started)
+
+
+def _readable(file: Path | None, exercise: Exercise) -> Path:
+    """The file that is meant, or OSError with a sentence about it."""
+    path = real(file or exercise.file)
+    remedy = '' if file else f': `./workshop.py reset {exercise.number:02}` brings the exercise back'
+    if not path.exists():
+        raise FileNotFoundError(f'there is no file {path}{remedy}')
+    if not path.is_file():
+        raise OSError(f'{path} is no file that can be read, but a folder or a device: move it away{remedy}')
+    if not os.access(path, os.R_OK):
+        raise PermissionError(f'{path} may not be read by you: give yourself the right to')
+    return path
 
 
 class _Run:
@@ -64,8 +77,8 @@ class _Run:
         self._command = [sys.executable, '-P', '-m', 'fewgpu.workshop.grading.child', exercise.name, str(file), str(seed),
                          str(folder), str(os.getpid())]
         self._done: dict[str, Outcome] = {}
-        self._current, self._ended = '', False
-        self._killed = ''   # why we have ended the process
+        self._current, self._ended, self._fault = '', False, ''
+        self._killed, self._signal = '', 0   # why we have ended the process; what has ended it otherwise
         self.printed = Printed()
 
     def to_end(self) -> None:
@@ -89,8 +102,9 @@ class _Run:
             _end(process)
             reader.join(timeout=GRACE)
         self._note(next(read))
-        if not self._current:
-            raise GraderError(f'the grader did not start: {self.printed.text()}')
+        if self._fault or not self._current:
+            raise GraderError(f'the grader failed, and not your file:\n{self._fault or self.printed.text()}')
+        self._signal = -process.returncode
 
     def _note(self, lines: list[dict[str, Any]]) -> None:
         for line in lines:
@@ -100,6 +114,8 @@ class _Run:
                 self._current = line['starts']
             elif 'ends' in line:
                 self._ended = True
+            elif 'fault' in line:
+                self._fault = line['fault']
             else:
                 done = outcome(line)
                 self._done[done.id] = done
@@ -123,7 +139,7 @@ class _Run:
         """The check during which the process ended."""
         *check, allowed = self._checks[self._current]
         stuck = (self._folder / 'stuck').read_text(encoding='utf-8', errors='replace')
-        why = self._killed or ('crashed' if 'Fatal' in stuck else 'exits')
+        why = self._killed or ('crashed' if 'Fatal' in stuck else 'killed' if self._signal > 0 else 'exits')
         message = f'{KNOWN[why][:1].upper()}{KNOWN[why][1:]}'
         message += f': it was ended after {allowed:g} seconds.' if why == 'too-slow' else '.'
         return Outcome(*check, FAILED, misconception=why, message=message, lines=self._stuck_lines(stuck))

@@ -1,6 +1,5 @@
 """What a grader is made of. One grader is one module, `fewgpu/workshop/graders/NN_name.py`:
 
-    FUNCTIONS = 'scatter', 'gather'                # what the learner writes
     FORBIDDEN = 'fewgpu.microbatch',               # what would hand the task back
     MISCONCEPTIONS = {'equal-sizes': 'all micro-batches get the same number of rows, and the rest is lost'}
     HINTS = {'sizes': Hints(idea='...', place='...', outline='...')}
@@ -14,13 +13,14 @@ and never graded. The points of all checks are 10. `after` names the checks that
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 
 from fewgpu.workshop.grading.verdict import Line
 
 SECONDS = 10.0          # a check may take, unless it says more
 GIGABYTES = 3.0         # a learner's file may use
+MOST_TEXT = 300         # characters of a line that is shown
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,20 @@ class Failure(Exception):
         self.picture, self.svg, self.lines = picture, svg, list(lines)
 
 
+def first_line(error: BaseException) -> str:
+    """The type of an exception and the first line of what it says, as in 'ValueError: no rows'."""
+    try:
+        text = f'{type(error).__name__}: {error}'.strip().rstrip(':').partition('\n')[0]
+    except Exception:   # its own __str__ raises
+        return type(error).__name__
+    return text if len(text) <= MOST_TEXT else f'{text[:MOST_TEXT]} ...'
+
+
 class InCase(Exception):
     """The learner's code raised `error` in a case; `misconception` explains it, if it is not ''."""
 
     def __init__(self, error: BaseException, case: str, misconception: str = '') -> None:
-        super().__init__(str(error))
+        super().__init__(first_line(error))
         self.error, self.case, self.misconception = error, case, misconception
 
 
@@ -62,7 +71,7 @@ class Check:
     title: str
     points: int
     run: Callable[..., dict[str, str] | None]
-    after: tuple[str, ...] = field(default=())
+    after: tuple[str, ...] = ()
     seconds: float = SECONDS
 
 

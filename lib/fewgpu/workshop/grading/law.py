@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fewgpu.workshop.grading.forbid import HandedBack, StartsProcess
-from fewgpu.workshop.grading.grader import Failure, InCase
+from fewgpu.workshop.grading.grader import Failure, InCase, first_line
 from fewgpu.workshop.grading.verdict import Line
 
 Case = Any
@@ -18,29 +18,46 @@ class Suspect:
     """A misconception, and the answer that it would give in a case.
 
     `answer(case)` returns that answer, or raises whatever the learner's code would raise (any exception stands for any
-    other). A suspect whose answer in a case cannot be told returns `Suspect.UNKNOWN` there.
+    other).
     """
 
     misconception: str
     answer: Callable[[Case], Any]
 
-    UNKNOWN = object()
+
+@dataclass(frozen=True)
+class Law:
+    """What stands for the truth where there are many right answers: `broken` says what is wrong, '' if nothing is."""
+
+    broken: Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class Like:
+    """What a suspect answers where a misconception has many looks: `fits` tells whether this is one of them."""
+
+    fits: Callable[[Any], bool]
 
 
 def judge(cases: Iterable[Case], answer: Callable[[Case], Any], truth: Callable[[Case], Any], *,
           suspects: Sequence[Suspect] = (), same: Callable[[Any, Any], bool] | None = None,
-          tell: Callable[[Case, Any, Any], str] | None = None, picture: Callable[[Case, Any, Any], str] | None = None,
+          tell: Callable[[Case, Any, Any], str] | None = None, why: Callable[[Case, Any, Any], str] | None = None,
+          picture: Callable[[Case, Any, Any], str] | None = None, svg: Callable[[Case, Any, Any], str] | None = None,
           lines: Sequence[Line] = ()) -> None:
     """Raise `Failure` unless the learner's answer is the truth in all cases.
 
-    Cases come smallest first: the first that fails is the one that is shown, by `tell(case, answer, truth)` and, as a
-    drawing, by `picture`. The misconception is the first suspect that would have given the learner's answers in every
-    case, and if there is none, the first that explains all those that fail. Where no suspect does and the learner's
-    code raised, its exception is what is reported.
+    Cases come smallest first: the first that fails is the one that is shown, by `tell(case, answer, truth)` and, as
+    drawings, by `picture` and `svg`. `why` says in a sentence what is wrong with the answer, for the failure's message;
+    it is not asked where there is none, because the code raised or returned None.
 
-    `same` compares two answers (default: `equal`). `lines` is where to look when no line raised.
+    The misconception is the first suspect that would have given the learner's answers in every case, and if there is
+    none, the first that explains all those that fail. Where no suspect does and the learner's code raised, its exception
+    is what is reported.
+
+    `same` compares two answers (default: `equal`, and what `Law` and `Like` say). `lines` is where to look when no
+    line raised.
     """
-    same = same or equal
+    same = same or alike
     given: list[tuple[Case, Any, Any, bool]] = []
     for case in cases:
         wanted = truth(case)
@@ -52,12 +69,13 @@ def judge(cases: Iterable[Case], answer: Callable[[Case], Any], truth: Callable[
     case, got, wanted, _ = wrong[0]
     named = _suspected(suspects, given, same) or _suspected(suspects, wrong, same)
     shown_case = tell(case, got, wanted) if tell else f'case      {shown(case)}\nyours     {shown(got)}\nexpected  {shown(wanted)}'
-    drawn = picture(case, got, wanted) if picture and not isinstance(got, BaseException) else ''
     if isinstance(got, BaseException):
         raise InCase(got, shown_case, named)
     if not named and (got is None or isinstance(got, list) and got and all(part is None for part in got)):
         named = 'returns-nothing'   # also where it is asked of every rank
-    raise Failure(misconception=named, case=shown_case, picture=drawn, lines=lines)
+    raise Failure(why(case, got, wanted) if why and got is not None else '', misconception=named, case=shown_case,
+                  picture=picture(case, got, wanted) if picture else '', svg=svg(case, got, wanted) if svg else '',
+                  lines=lines)
 
 
 def attempt(answer: Callable[[Case], Any], case: Case) -> Any:
@@ -87,9 +105,19 @@ def _explains(suspect: Suspect, case: Case, got: Any, same: Callable[[Any, Any],
         predicted = suspect.answer(case)
     except Exception:
         return isinstance(got, BaseException)
-    if predicted is Suspect.UNKNOWN:
-        return True
     return not isinstance(got, BaseException) and same(got, predicted)
+
+
+def alike(one: Any, other: Any) -> bool:
+    """As `equal`; the other may be a `Law` or a `Like`."""
+    if isinstance(other, Law):
+        return not other.broken(one)
+    if isinstance(other, Like):
+        try:
+            return bool(other.fits(one))
+        except (TypeError, ValueError, AttributeError, LookupError):   # it is of quite another type
+            return False
+    return equal(one, other)
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -120,7 +148,7 @@ def close(one: Any, other: Any, *, tolerance: float = 1e-9) -> bool:
 def shown(value: Any, most: int = 60) -> str:
     """A value as one short line."""
     if isinstance(value, BaseException):
-        text = f'{type(value).__name__}: {value}'.partition('\n')[0]
+        text = first_line(value)
     elif isinstance(value, torch.Tensor) and value.dim() == 0:
         text = f'{value.item():g}' if value.is_floating_point() else str(value.item())
     elif isinstance(value, torch.Tensor):

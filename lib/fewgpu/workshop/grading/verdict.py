@@ -1,7 +1,7 @@
 """What a grader says about one exercise, as data: shown in a terminal, in a notebook, in a report, and kept as JSON."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 PASSED, FAILED, BLOCKED = 'passed', 'failed', 'blocked'
@@ -86,11 +86,22 @@ class Verdict:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> 'Verdict':
-        """What `to_json` gave, read again. Raises KeyError or TypeError for other data."""
+        """What `to_json` gave, read again. Raises KeyError, TypeError or AttributeError for other data."""
         names = ('exercise', 'name', 'file', 'seed', 'printed', 'seconds')
-        return cls(**{name: data[name] for name in names}, outcomes=[outcome(each) for each in data['outcomes']])
+        return _typed(cls, {**{name: data[name] for name in names},
+                            'outcomes': [outcome(each) for each in data['outcomes']]})
 
 
 def outcome(data: dict[str, Any]) -> Outcome:
-    """An outcome from plain data. Raises KeyError or TypeError for other data."""
-    return Outcome(**{**data, 'lines': [Line(**line) for line in data['lines']]})
+    """An outcome from plain data. Raises KeyError, TypeError or AttributeError for other data."""
+    lines = [_typed(Line, line) for line in data['lines']]
+    return _typed(Outcome, {**data, 'lines': lines, 'figures': {str(key): str(text) for key, text in data['figures'].items()}})
+
+
+def _typed(cls: type, data: dict[str, Any]) -> Any:
+    """A dataclass of these values, which have to be of the types of its fields."""
+    for each in fields(cls):
+        wanted = getattr(each.type, '__origin__', each.type)
+        if each.name in data and not isinstance(data[each.name], (int, float) if wanted is float else wanted):
+            raise TypeError(f'{each.name} is {data[each.name]!r:.40}')
+    return cls(**data)

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import inspect
 import linecache
 import re
 import sys
@@ -11,8 +12,9 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from fewgpu.workshop.grading.forbid import HandedBack, StartsProcess
-from fewgpu.workshop.grading.grader import Failure, InCase
+from fewgpu.workshop.grading.grader import MOST_TEXT, Failure, InCase, first_line
 from fewgpu.workshop.grading.verdict import Line
+from fewgpu.workshop.practice.misuse import Misuse
 
 MOST_LINES = 3
 _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE)
@@ -28,13 +30,12 @@ class Work:
         """Load it. Raises `Failure` if it cannot be loaded."""
         self._path = path.resolve()
         try:
-            source = self._path.read_text(encoding='utf-8')
-            self._tree = ast.parse(source, str(self._path))
+            self._tree = ast.parse(self._path.read_bytes(), str(self._path))   # bytes say how they are encoded
             self._module = self._load()
         except SyntaxError as error:
             raise _unreadable(error, self._path) from error
-        except (UnicodeDecodeError, OSError) as error:
-            raise Failure(f'({error}).', misconception='syntax-error') from error
+        except ValueError as error:   # zero bytes, or an encoding that they are not in
+            raise Failure(f'It is no text: save it as UTF-8 ({error}).', misconception='syntax-error') from error
         except BaseException as error:
             failure = self.explain(error)
             if failure.misconception in ('raises', 'wrong-type'):
@@ -54,16 +55,17 @@ class Work:
         if name.startswith('_'):
             raise AttributeError(name)
         if name not in vars(self._module):
-            raise Failure(f'There is no `{name}` in {self._path.name}; `./workshop.py reset` brings the exercise as it '
-                          f'was, and keeps a copy of yours.', misconception='missing-function')
+            raise Failure(f'There is no `{name}` in {self._path.name}; `./workshop.py reset {self._path.name[:2]}` brings '
+                          f'the exercise as it was, and keeps a copy of yours.', misconception='missing-function')
+        value = getattr(self._module, name)
         for node in _definitions(self._tree):
-            if node.name == name and _is_empty(node):
-                raise Failure(f'`{name}` has no body yet.', misconception='unsolved', lines=[self._line(node.lineno)])
-        return getattr(self._module, name)
-
-    def __contains__(self, name: str) -> bool:
-        """Is there such a name, written or not?"""
-        return name in vars(self._module)
+            if node.name == name and _is_empty(node) and _made_by(node, value):
+                what = f'`{name}` has' if isinstance(node, ast.FunctionDef) else f'The methods of `{name}` have'
+                raise Failure(f'{what} no body yet.', misconception='unsolved', lines=[self._line(node.lineno)])
+        if inspect.iscoroutinefunction(value):
+            raise Failure(f'`{name}` is `async`, so a call of it does nothing: write `def {name}`.',
+                          misconception='wrong-type', lines=self.definition(name))
+        return value
 
     @property
     def module(self) -> ModuleType:
@@ -72,7 +74,7 @@ class Work:
 
     def definition(self, name: str) -> list[Line]:
         """The line that begins a function or class: where to look when its result is wrong."""
-        return [self._line(node.lineno) for node in _definitions(self._tree) if node.name == name]
+        return [self._line(node.lineno) for node in _definitions(self._tree) if node.name == name][-1:]
 
     def is_learners(self, file: str) -> bool:
         """Is that file the learner's, or one beside it?"""
@@ -81,7 +83,7 @@ class Work:
     def _line(self, number: int, file: str = '') -> Line:
         path = file or str(self._path)
         other = '' if path == str(self._path) else Path(path).name
-        return Line(number, linecache.getline(path, number).rstrip(), other)
+        return Line(number, linecache.getline(path, number).rstrip()[:MOST_TEXT], other)
 
     def lines(self, trace: TracebackType | None) -> list[Line]:
         """The learner's own lines in a traceback, the innermost last; the kit's and torch's are left out."""
@@ -96,27 +98,37 @@ class Work:
             failure.misconception = error.misconception or failure.misconception
             return failure
         lines = self.lines(error.__traceback__)
-        text = f'{type(error).__name__}: {error}'.strip().rstrip(':').partition('\n')[0]
+        text = first_line(error)
         if isinstance(error, Failure):
             error.lines = error.lines or lines
             return error
+        if isinstance(error, Misuse):
+            return Failure(error.detail, misconception=error.misconception, lines=lines)
         if isinstance(error, HandedBack):
-            return Failure(f'You call {error}.', misconception='handed-back', lines=lines)
+            return Failure(f'It is {error}.', misconception='handed-back', lines=lines)
         if isinstance(error, StartsProcess):
             return Failure(f'({error})', misconception='starts-processes', lines=lines)
         if isinstance(error, SystemExit):
-            return Failure('(sys.exit or exit was called.)', misconception='exits', lines=lines)
-        if isinstance(error, MemoryError) or isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)):
+            return Failure(misconception='exits', lines=lines)
+        if isinstance(error, MemoryError) or isinstance(error, RuntimeError) and _NO_MEMORY.search(text):
             return Failure(misconception='too-much-memory', lines=lines)
         if lines:
-            return Failure(f'{text}.', misconception='raises', lines=lines)
-        if isinstance(error, TypeError) and re.search(r'\w\(\) (missing|takes|got)', str(error)):
-            return Failure(f'{text}.', misconception='signature')
-        return Failure(f'The check stumbled over it ({text}).', misconception='wrong-type')
+            return Failure(f"{text.removesuffix('.')}.", misconception='raises', lines=lines)
+        if isinstance(error, TypeError) and re.search(r'\w\(\) (missing|takes|got)', text):
+            return Failure(f"{text.removesuffix('.')}.", misconception='signature')
+        return Failure(f'({text})', misconception='wrong-type')
 
 
 def _definitions(tree: ast.AST) -> list[ast.FunctionDef | ast.ClassDef]:
-    return [node for node in ast.iter_child_nodes(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    return [node for node in ast.iter_child_nodes(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+
+
+def _made_by(node: ast.FunctionDef | ast.ClassDef, value: Any) -> bool:
+    """Is that what the definition makes, and not a later one of the same name?"""
+    if isinstance(value, type):
+        return isinstance(node, ast.ClassDef)
+    code = getattr(value, '__code__', None)
+    return code is not None and node.lineno <= code.co_firstlineno + len(node.decorator_list) <= node.end_lineno
 
 
 def _is_empty(node: ast.FunctionDef | ast.ClassDef) -> bool:
@@ -137,9 +149,11 @@ def _does_nothing(statement: ast.stmt) -> bool:
 
 
 def _unreadable(error: SyntaxError, path: Path) -> Failure:
+    if error.lineno is None or re.search('null bytes|codec|encoding', error.msg):
+        return Failure(f'It is no text in UTF-8: save it as such ({error.msg}).', misconception='syntax-error')
     if error.filename != str(path):   # of a file beside it
         return Failure(f'{error.msg} ({Path(error.filename or "").name}, line {error.lineno}).', misconception='syntax-error')
-    where = (error.text or '').rstrip('\n')
+    where = (error.text or '').rstrip('\n')[:MOST_TEXT]
     caret = re.sub(r'[^\t]', ' ', where[:max((error.offset or 1) - 1, 0)]) + '^'   # a tab stays one
     return Failure(f'{error.msg[:1].upper()}{error.msg[1:]}.', misconception='syntax-error',
                    case=f'{where}\n{caret}'.expandtabs(4) if where.strip() else '', lines=[Line(error.lineno or 1, where)])

@@ -1,13 +1,13 @@
 """What a program calls: moves are carried out, and whatever asks for a device is answered, as if there were GPUs."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fewgpu.workshop.practice.gpus import CPU, PretendGpus, tensors_in
+from fewgpu.workshop.practice.gpu_state import CPU, PretendGpus, tensors_in
+from fewgpu.workshop.practice.gpu_torch import parse_to
 
 Handler = Callable[['Calls', Callable, tuple, dict], Any]
 
@@ -30,42 +30,18 @@ class Calls(TorchFunctionMode):
         with self.gpus.making(device):   # some make tensors of their own, beside those they are given
             return func(*args, **kwargs)
 
-    def __enter__(self) -> 'Calls':
-        # Torch leaves the mode for a backward, but the hooks and autograd Functions in it have GPUs, too.
-        self._run_backward, self._thread = torch.autograd._engine_run_backward, threading.get_ident()
-        torch.autograd._engine_run_backward = self._in_here
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        torch.autograd._engine_run_backward = self._run_backward
-        super().__exit__(*error)
-
-    def _in_here(self, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != self._thread:
-            return self._run_backward(*args, **kwargs)
-        with _Again(self):
-            return self._run_backward(*args, **kwargs)
-
     def _make(self, func: Callable, args: tuple, kwargs: dict, device: torch.device) -> Any:
         """A function that makes a tensor on a device; one that is handed a tensor copies it."""
-        if func in (torch.as_tensor, torch.asarray) and isinstance(args[0], torch.Tensor):
+        given = args[0] if args else kwargs.get('data', kwargs.get('obj'))
+        if func in (torch.as_tensor, torch.asarray) and isinstance(given, torch.Tensor):
             return self.gpus.move(func(*args, **kwargs), device)
+        if func is torch.tensor and isinstance(given, torch.Tensor) and (source := self.gpus.device_of(given)) != device:
+            self.gpus.note_move(given, source, device)
         with self.gpus.making(device):
             result = func(*args, **kwargs)
         for tensor in tensors_in(result):
             self.gpus.assign(tensor, device)
         return result
-
-
-class _Again(TorchFunctionMode):
-    """The same mode once more, inside itself."""
-
-    def __init__(self, calls: Calls) -> None:
-        super().__init__()
-        self._calls = calls
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return self._calls.__torch_function__(func, types, args, kwargs)
 
 
 def _to(calls: Calls, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -91,6 +67,18 @@ def _to(calls: Calls, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor
     if len(rest) > 1:
         kwargs['copy'] = rest[1]
     return func(there, **{**kwargs, 'copy': kwargs.get('copy', False) and there is tensor})
+
+
+def _read(calls: Calls, func: Callable, args: tuple, kwargs: dict) -> Any:
+    """What nn.Module.to was given; it moves its tensors later. Without GPUs torch knows none by its number alone."""
+    device, *rest = func(*map(_named, args), **{name: _named(part) for name, part in kwargs.items()})
+    for tensor in tensors_in([*args, *kwargs.values()]):   # whose device it shall be
+        device = calls.gpus.device_of(tensor)
+    return device, *rest
+
+
+def _named(part: Any) -> Any:
+    return torch.device('cuda', part) if isinstance(part, int) and not isinstance(part, bool) else part
 
 
 def _cuda(calls: Calls, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -156,5 +144,6 @@ _HANDLERS: dict[Callable, Handler] = {
     torch.Tensor.copy_: _copied_into,
     torch.Tensor.__setitem__: _copied_into,
     torch.Tensor.backward: _backward,
+    parse_to: _read,
 }
 """What is not simply carried out where its tensors are."""

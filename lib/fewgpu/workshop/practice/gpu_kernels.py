@@ -3,29 +3,23 @@
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from fewgpu.workshop.practice.gpus import CPU, Operation, PretendGpus, tensors_in
+from fewgpu.workshop.practice.gpu_state import CPU, PretendGpus, tensors_in
+from fewgpu.workshop.practice.gpu_torch import DispatchMode
 
 _aten = torch.ops.aten
 # Their indices may be on the CPU.
 _INDEXED = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_}
 
 
-class Kernels(TorchDispatchMode):
+class Kernels(DispatchMode):
     """Every operation runs where its tensors are, and they have to be in one place."""
 
     def __init__(self, gpus: PretendGpus) -> None:
         super().__init__()
         self._gpus = gpus
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False   # torch would import all of torch._dynamo (a second) for the first operation
-
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if self._gpus.is_quiet:
-            return func(*args, **(kwargs or {}))
         if '_foreach_' in func.name():
             return self._each(func, args, kwargs or {})
         device = self._copying(args) if func.overloadpacket is _aten.copy_ else self._common(func, args, kwargs or {})
@@ -33,7 +27,6 @@ class Kernels(TorchDispatchMode):
         for tensor in tensors_in(result):
             if not self._gpus.knows(tensor):
                 self._gpus.assign(tensor, device)
-        self._note(func, device)
         return result
 
     def _each(self, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -46,8 +39,6 @@ class Kernels(TorchDispatchMode):
         for device, tensor in zip(devices, tensors_in(result)):
             if not self._gpus.knows(tensor):
                 self._gpus.assign(tensor, device)
-        for device in devices:
-            self._note(func, device)
         return result
 
     def _common(self, func: Any, args: tuple, kwargs: dict) -> torch.device:
@@ -71,7 +62,3 @@ class Kernels(TorchDispatchMode):
         if source != device:
             self._gpus.note_move(args[1], source, device)
         return device
-
-    def _note(self, func: Any, device: torch.device) -> None:
-        if not func.is_view:
-            self._gpus.operations.append(Operation(device, func.overloadpacket.__name__))

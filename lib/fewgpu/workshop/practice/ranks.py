@@ -17,21 +17,10 @@ from typing import Any
 
 import torch
 
-from fewgpu.workshop.grading.grader import Failure
-from fewgpu.workshop.grading.verdict import Line
+from fewgpu.workshop.practice.misuse import ChangedInFlight, Deadlock, Misuse
 from fewgpu.workshop.practice.wires import Message, Reduction, Wires
 
 JOIN = 5.0   # seconds that a rank may take to end after another one has failed
-
-
-class Deadlock(Failure):
-    """All ranks that have not ended wait. `waits` says for what, by rank; `sent` is how many messages there were."""
-
-    def __init__(self, waits: dict[int, str], ended: list[int], sent: int) -> None:
-        told = '; '.join(f'rank {rank} waits for {what}' for rank, what in waits.items())
-        told += ''.join(f'; rank {rank} has ended' for rank in ended)
-        super().__init__(f'{told[:1].upper()}{told[1:]}.', misconception='deadlock')
-        self.waits, self.sent = waits, sent
 
 
 class Handle:
@@ -48,8 +37,7 @@ class Handle:
         rank._go_on(lambda: reduction.ends, lambda: reduction.missing(rank.size))
         reduction.waited.add(rank.rank)
         if self._tensor._version != self._version:
-            raise Failure(f'The tensor of {reduction.size} numbers has been changed between start_all_reduce and wait.',
-                          misconception='changed-in-flight')
+            raise ChangedInFlight(reduction.tensors[rank.rank])
         with torch.no_grad():
             self._tensor.copy_(reduction.total())
 
@@ -96,6 +84,12 @@ class Rank:
             tensor.fill_(math.nan) if tensor.is_floating_point() else tensor.zero_()
         return Handle(self, tensor, reduction)
 
+    @property
+    def unfinished(self) -> list[int]:
+        """The numbers of the reductions that this rank has started and not waited for."""
+        return [each.number for each in self._wires.reductions
+                if self.rank in each.tensors and self.rank not in each.waited]
+
     def work(self, seconds: float) -> None:
         """Compute something that takes so many virtual seconds."""
         until = self.clock + seconds
@@ -109,10 +103,10 @@ class Rank:
     def _peer(self, other: int) -> int:
         other = operator.index(other)
         if not 0 <= other < self.size:
-            raise Failure(f'Rank {self.rank} of {self.size} names rank {other}; there are ranks 0 to {self.size - 1}.',
-                          misconception='no-such-rank')
+            raise Misuse('no-such-rank', f'Rank {self.rank} of {self.size} names rank {other}; there are ranks 0 to '
+                                         f'{self.size - 1}.')
         if other == self.rank:
-            raise Failure(f'(Rank {self.rank} of {self.size}.)', misconception='talks-to-itself')
+            raise Misuse('talks-to-itself', f'(It is rank {self.rank} of {self.size}.)')
         return other
 
     def _go_on(self, ready: Callable[[], float | None], waits_for: Callable[[], str] = str) -> None:
@@ -154,18 +148,16 @@ class Run:
     def messages_sent(self) -> list[int]:
         return [sum(message.source == rank for message in self.messages) for rank in range(len(self.clocks))]
 
-    def verify_complete(self, lines: Sequence[Line] = ()) -> None:
-        """Raise `Failure`, with these lines, if a message was never received or a reduction never waited for."""
+    def verify_complete(self) -> None:
+        """Raises `Misuse` if a message was never received or a reduction never waited for."""
         lost = [message for message in self.messages if not message.received]
         if lost:
-            raise Failure(f'Rank {lost[0].source} has sent a message to rank {lost[0].to} ({lost[0].bytes} bytes) '
-                          f'that is still on its way when all have ended ({len(lost)} of them).',
-                          misconception='never-received', lines=lines)
+            raise Misuse('never-received', f'Rank {lost[0].source} has sent a message to rank {lost[0].to} '
+                         f'({lost[0].bytes} bytes) that is still on its way when all have ended ({len(lost)} of them).')
         for number, reduction in enumerate(self.reductions):
             for rank in reduction.tensors:
                 if rank not in reduction.waited:
-                    raise Failure(f'Rank {rank} has ended without a wait() for reduction {number}.',
-                                  misconception='never-waited', lines=lines)
+                    raise Misuse('never-waited', f'Rank {rank} has ended without a wait() for reduction {number}.')
 
 
 def run_ranks(function: Callable, arguments: Sequence[Any], *, latency: float = 0.0, bandwidth: float = math.inf,
@@ -174,7 +166,7 @@ def run_ranks(function: Callable, arguments: Sequence[Any], *, latency: float = 
 
     There are as many ranks as `arguments`: a tuple each, or what is no tuple as the only argument. `latency` is in
     virtual seconds, `bandwidth` in bytes a virtual second; `time_limit`, in real seconds, ends a rank that computes
-    without end. An exception of a rank comes out as it is; `Deadlock` where all wait; `Failure` for other ways not to
+    without end. An exception of a rank comes out as it is; `Deadlock` where all wait; `Misuse` for other ways not to
     talk to each other, which include (if `strict`) messages that nobody received.
     """
     control, size = threading.Semaphore(0), len(arguments)
@@ -199,7 +191,7 @@ def run_ranks(function: Callable, arguments: Sequence[Any], *, latency: float = 
         for rank in _turns(ranks, wires):
             rank._turn.release()
             if not control.acquire(timeout=time_limit):
-                raise Failure(f'Rank {rank.rank} has computed for {time_limit:g} seconds.', misconception='too-slow')
+                raise Misuse('too-slow', f'Rank {rank.rank} has computed for {time_limit:g} seconds.')
             if errors:
                 raise errors[0]
     finally:

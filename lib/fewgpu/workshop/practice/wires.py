@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fewgpu.workshop.grading.grader import Failure
+from fewgpu.workshop.practice.misuse import Misuse
 
 
 @dataclass
@@ -96,16 +96,16 @@ class Wires:
     def reduce(self, number: int, rank: int, tensor: torch.Tensor, now: float) -> Reduction:
         """Rank `rank` starts its reduction `number`; with the last rank that does, its times are known.
 
-        Raises `Failure` if the ranks' tensors do not go together.
+        Raises `Misuse` if the ranks' tensors do not go together.
         """
         if number == len(self.reductions):
             self.reductions.append(Reduction(number, tensor.numel()))
         reduction = self.reductions[number]
         for other, theirs in reduction.tensors.items():
             if (theirs.shape, theirs.dtype) != (tensor.shape, tensor.dtype):
-                raise Failure(f'Reduction {number} (counted from 0) has shape {tuple(theirs.shape)} on rank {other} '
-                              f'and {tuple(tensor.shape)} on rank {rank} ({theirs.dtype}, {tensor.dtype}).',
-                              misconception='different-reductions')
+                raise Misuse('different-reductions',
+                             f'Reduction {number} (counted from 0) has shape {tuple(theirs.shape)} on rank {other} and '
+                             f'{tuple(tensor.shape)} on rank {rank} ({theirs.dtype}, {tensor.dtype}).')
         reduction.tensors[rank], reduction.started[rank] = tensor.clone(), now
         if len(reduction.tensors) == self._size:
             reduction.begins = max(now, self._channel_free, *reduction.started.values())

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fewgpu.workshop.exercise import Exercise, all_exercises, find
+from fewgpu.workshop.exercise import Exercise, all_exercises, find, real
 from fewgpu.workshop.grading.grade import FILE, grade
 from fewgpu.workshop.grading.verdict import BLOCKED, FAILED, PASSED, Outcome, Verdict
 from fewgpu.workshop.runner import words
@@ -45,14 +45,14 @@ def check(number: int | str, file: str | Path | None = None, *, seed: int | None
     """Check an exercise and show what came out, here in the notebook.
 
     `file` is another file than the exercise's own, and is not noted down as yours; `seed` tries the same random cases
-    again. Stop it as any cell: nothing goes on behind. Raises LookupError for an exercise that is not there, and
-    FileNotFoundError for a file.
+    again. Stop it as any cell: nothing goes on behind. Raises LookupError for an exercise that is not there,
+    FileNotFoundError for a file, and GraderError where the kit itself fails.
     """
     exercise = find(number)
     given = Path(file) if file is not None else None
-    with _shown(exercise, (given or exercise.file).resolve()) as shown:
+    with _shown(exercise, real(given or exercise.file)) as shown:
         verdict = grade(exercise, given, seed=seed, on_outcome=shown.row)
-        own = Path(verdict.file) == exercise.file.resolve()
+        own = Path(verdict.file) == real(exercise.file)
         progress, note = noted(exercise, verdict) if own else (Progress.load(exercise.root), '')
         following = next_one(all_exercises(), progress, exercise)
         shown.end(verdict, progress.of(exercise.name) if own else None, following, note)

@@ -19,7 +19,7 @@ def check(
     file: Annotated[Path | None, typer.Option(
         help='Check this file instead of the one in exercises/; it is not noted down as yours.')] = None,
     seed: Annotated[int | None, typer.Option(
-        min=0, help='Of the random cases: the same seed tries the same ones again.')] = None,
+        min=0, max=2**63 - 1, help='Of the random cases: the same seed tries the same ones again.')] = None,
     full: Annotated[bool, typer.Option('--all', help='All failures in full, and not only the first.')] = False,
     to_json: Annotated[str, typer.Option(
         '--json', metavar='FILE', help='Write the verdicts there, too; - is the output.')] = '',
@@ -28,14 +28,14 @@ def check(
 
     Exit code 0 if all of them are right, 1 if not.
     """
+    if file and not file.exists():
+        raise typer.BadParameter(f'there is no file {file}')
     if exercises:
         asked_for = [chosen(number) for number in exercises]
     else:   # a file says itself what it solves
         asked_for = [chosen(file.name) if file else chosen_or_next(None)]
     if file and len(asked_for) > 1:
         raise typer.BadParameter('--file is one file: name the one exercise that it solves')
-    if file and not file.is_file():
-        raise typer.BadParameter(f'there is no file {file}')
     out = console(stderr=to_json == '-')
     leave_nothing_behind()
     verdicts = []

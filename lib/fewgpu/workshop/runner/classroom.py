@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fewgpu.workshop.runner.choose import command, console, every
 from fewgpu.workshop.runner.class_page import class_page
-from fewgpu.workshop.runner.report import write
+from fewgpu.workshop.runner.whole import write
 from fewgpu.workshop.runner.results import Results
 from fewgpu.workshop.runner.roster import Roster, ago, as_data, read, row_of, wants_help, wrong_with
 

@@ -1,15 +1,16 @@
 """One attempt in the terminal: graded with live progress, shown and noted down."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from fewgpu.workshop.exercise import Exercise, all_exercises
+from fewgpu.workshop.exercise import Exercise, all_exercises, real
 from fewgpu.workshop.grading.grade import GraderError, grade
-from fewgpu.workshop.grading.verdict import Outcome, Verdict
+from fewgpu.workshop.grading.verdict import Verdict
+from fewgpu.workshop.runner import words
 from fewgpu.workshop.runner.choose import next_one
 from fewgpu.workshop.runner.progress import Entry, Progress, record
 from fewgpu.workshop.runner.show import Screen
@@ -22,27 +23,23 @@ class NotGraded(SystemExit):
 
 
 def attempt(console: Console, exercise: Exercise, file: Path | None = None, *, seed: int | None = None,
-            full: bool = False, on_outcome: Callable[[Outcome], None] | None = None) -> Verdict:
+            full: bool = False) -> Verdict:
     """Grade a file (default: the exercise's own, and only that is noted down) and show what came out.
 
     A file that is not there, or a grader that does not start, is a sentence and `NotGraded`.
     """
-    screen = Screen(console, exercise, (file or exercise.file).resolve(), full=full)
+    screen = Screen(console, exercise, real(file or exercise.file), full=full)
     screen.begin()
     try:
         with _spinner(console):
-            def note(outcome: Outcome) -> None:
-                screen.row(outcome)
-                if on_outcome:
-                    on_outcome(outcome)
-            verdict = grade(exercise, file, seed=seed, on_outcome=note)
-    except FileNotFoundError as error:
+            verdict = grade(exercise, file, seed=seed, on_outcome=screen.row)
+    except OSError as error:
         console.print(Text(f'{str(error)[:1].upper()}{str(error)[1:]}.'))
         raise NotGraded(2) from None
     except GraderError as error:
         console.print(Text(f'This is a fault of the kit, not of your file: {error}'))
         raise NotGraded(KIT_FAILED) from None
-    own = Path(verdict.file) == exercise.file.resolve()
+    own = Path(verdict.file) == real(exercise.file)
     progress, note_on_progress = noted(exercise, verdict) if own else (Progress.load(exercise.root), '')
     following = next_one(all_exercises(), progress, exercise)
     screen.end(verdict, progress.of(exercise.name) if own else None, following, own=own)
@@ -60,7 +57,7 @@ def noted(exercise: Exercise, verdict: Verdict) -> tuple[Progress, str]:
         progress = Progress.load(exercise.root)
         entry = progress.entries.setdefault(exercise.name, Entry())
         entry.last = verdict
-        return progress, f'This attempt could not be noted down in exercises/progress.json: {error.strerror or error}.'
+        return progress, f'This attempt could not be noted down in exercises/progress.json: {words.why(error)}.'
 
 
 @contextlib.contextmanager

@@ -71,7 +71,7 @@ def show_hint(out: Console, exercise: Exercise, check: int | None = None) -> Non
         try:
             record_hint(exercise.root, exercise.name, more.number, id_)
         except OSError as error:
-            out.print(Text(f'It could not be noted down that this hint was shown: {error.strerror or error}.'))
+            out.print(Text(f'It could not be noted down that this hint was shown: {words.why(error)}.'))
 
 
 def ladder(hints: Hints, failed: Outcome | None) -> list[Step]:
@@ -85,10 +85,10 @@ def ladder(hints: Hints, failed: Outcome | None) -> list[Step]:
 
 def _subject(exercise: Exercise, entry: Entry, check: int | None) -> tuple[str, str, Outcome | None]:
     """Id and title of the check that the hint is for, and how it failed. Raises LookupError for a wrong number."""
-    if check is None and entry.last and entry.last.first_failure:
-        failed = entry.last.first_failure
-        return failed.id, failed.title, failed
     checks = checks_of(exercise.grader())
+    failed = entry.last.first_failure if entry.last else None
+    if check is None and failed and failed.id in (FILE[0], *(each.id for each in checks)):   # not of an older kit
+        return failed.id, failed.title, failed
     if check is not None and check > len(checks):
         raise LookupError(f'exercise {exercise.number:02} has {len(checks)} checks, so --check is 1 to {len(checks)}')
     chosen = checks[(check or 1) - 1]

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fewgpu.workshop.runner.results import clean
+from fewgpu.workshop.runner.whole import write
 
 ID = re.compile(r'[0-9a-f]{8}')
 LONGEST = 60   # characters of a name
@@ -41,7 +42,7 @@ def learner(root: Path, name: str | None = None) -> Learner:
         raise ValueError(f'{name!r} is no name: give one with at least one letter')
     who = Learner(name, known.get('id') or secrets.token_hex(4))
     if asdict(who) != known:
-        file.write_text(json.dumps(asdict(who)) + '\n', encoding='utf-8')
+        write(file, json.dumps(asdict(who)) + '\n')
     return who
 
 

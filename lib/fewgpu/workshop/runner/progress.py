@@ -8,9 +8,6 @@ is kept beside, and `Progress.note` says so.
 
 import contextlib
 import json
-import os
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -19,6 +16,7 @@ from typing import Any
 
 from fewgpu.workshop.grading.verdict import Verdict
 from fewgpu.workshop.runner.lock import locked
+from fewgpu.workshop.runner.whole import write
 
 VERSION = 1
 
@@ -158,6 +156,9 @@ def _entry(data: dict[str, Any]) -> Entry:
         if not isinstance(data[name], type_):
             raise TypeError(f'{name} is {data[name]!r}')
     sum(data['shown'].values())
+    for name in ('passed_at', 'last_at'):
+        if data[name] is not None:
+            datetime.fromisoformat(data[name])
     last = None
     with contextlib.suppress(KeyError, TypeError, AttributeError):
         last = Verdict.from_json(data['last'])
@@ -165,29 +166,6 @@ def _entry(data: dict[str, Any]) -> Entry:
 
 
 def _write(file: Path, progress: Progress) -> None:
-    """As a whole or not at all."""
     entries = {name: {**asdict(entry), 'last': entry.last and entry.last.to_json()}
                for name, entry in sorted(progress.entries.items())}
-    handle, name = tempfile.mkstemp(prefix='.progress-', suffix='.json', dir=file.parent)
-    try:
-        with os.fdopen(handle, 'w', encoding='utf-8') as out:
-            json.dump({'version': VERSION, 'exercises': entries}, out, indent=1)
-            out.write('\n')
-            out.flush()
-            os.fsync(out.fileno())
-        replace(name, file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-def replace(new: str | Path, file: Path) -> None:
-    """Put a file in another's place. (Windows refuses for a moment while somebody reads the other.)"""
-    for attempt in range(20):
-        try:
-            return os.replace(new, file)
-        except PermissionError:
-            if os.name != 'nt' or attempt == 19:
-                raise
-            time.sleep(0.05)
+    write(file, json.dumps({'version': VERSION, 'exercises': entries}, indent=1) + '\n')

@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +10,10 @@ import typer
 from fewgpu.workshop import repository
 from fewgpu.workshop.runner.choose import every
 from fewgpu.workshop.runner.learner import Learner, learner
-from fewgpu.workshop.runner.progress import Progress, replace
+from fewgpu.workshop.runner.progress import Progress
 from fewgpu.workshop.runner.report_page import report_page
 from fewgpu.workshop.runner.results import Results, collect
+from fewgpu.workshop.runner.whole import write
 
 
 def report(
@@ -65,7 +64,7 @@ def share_in(folder: Path, who: Learner, results: Results) -> Path:
     if not folder.is_dir():
         raise NotADirectoryError(f'there is no folder {folder}: ask your teacher what it is called')
     file = folder / who.file_name
-    write(file, as_text(results.shared()), readable=True)
+    write(file, as_text(results.shared()), mode=0o644)   # others read it, whatever the usual rights are
     for other in folder.glob(f'*-{who.id}.json'):   # of the same learner, under an earlier name
         if other.name != file.name:
             with contextlib.suppress(OSError):
@@ -75,19 +74,3 @@ def share_in(folder: Path, who: Learner, results: Results) -> Path:
 
 def as_text(results: Results) -> str:
     return json.dumps(results.to_json(), indent=1) + '\n'
-
-
-def write(file: Path, content: str, *, readable: bool = False) -> None:
-    """Write a file as a whole or not at all; `readable` lets others read it, whatever the user's usual rights are."""
-    mask = os.umask(0)
-    os.umask(mask)
-    handle, name = tempfile.mkstemp(prefix='.', suffix='.part', dir=file.parent)
-    try:
-        with os.fdopen(handle, 'w', encoding='utf-8', errors='replace') as opened:
-            opened.write(content)
-        os.chmod(name, 0o644 if readable else 0o666 & ~mask)
-        replace(name, file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise

@@ -100,7 +100,7 @@ class Results:
             raise NotResults(f'of another version of the kit ({clean(str(data.get("version")))[:20]})')
         try:
             rows = [_row(each) for each in data['exercises']]
-            return cls(*(clean(_is(data[key], str)) for key in ('name', 'id', 'written')),
+            return cls(*(' '.join(clean(_is(data[key], str)).split()) for key in ('name', 'id', 'written')),
                        {clean(_is(key, str)): clean(str(value)) for key, value in data['machine'].items()}, rows)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise NotResults(f'not as the kit writes it ({clean(str(error))[:60]})') from error
@@ -128,7 +128,7 @@ def version_of(package: str) -> str | None:
 
 
 def time_of(text: str | None) -> datetime:
-    """A time of `progress` as one that can be compared; what is none lies before all others."""
+    """A time of `progress` as one that can be compared; what is no time sorts first."""
     with contextlib.suppress(ValueError, TypeError, OverflowError, OSError):
         return datetime.fromisoformat(text).astimezone()
     return datetime.fromtimestamp(0).astimezone()

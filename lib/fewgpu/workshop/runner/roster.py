@@ -72,8 +72,7 @@ class Roster:
 def read(folder: Path, titles: dict[int, str]) -> Roster:
     """The class in a folder: one JSON file a learner; of two files of one learner the newer counts.
 
-    `titles` are those of the kit's own exercises; ones that it does not have are added as learners name them. Raises
-    OSError if the folder cannot be read.
+    `titles` are those of the kit's own exercises; others are left out. Raises OSError if the folder cannot be read.
     """
     newest: dict[str, tuple[str, Results]] = {}
     left_out: list[LeftOut] = []
@@ -82,6 +81,7 @@ def read(folder: Path, titles: dict[int, str]) -> Roster:
             continue
         try:
             results = Results.from_json(_data(file))
+            results.rows = [row for row in results.rows if row.number in titles]
         except NotResults as error:
             left_out.append(LeftOut(clean(file.name), str(error)))
             continue
@@ -93,8 +93,7 @@ def read(folder: Path, titles: dict[int, str]) -> Roster:
             left_out.append(LeftOut(before[0], f'older than {clean(file.name)}, of the same learner'))
         newest[results.id] = clean(file.name), results
     learners = sorted(_told_apart([results for _, results in newest.values()]), key=_as_in_a_list_of_names)
-    known = {each.number: each.title for learner in learners for each in learner.rows}
-    return Roster(learners, left_out, {**known, **titles})
+    return Roster(learners, left_out, titles)
 
 
 def _data(file: Path) -> Any:
@@ -102,7 +101,7 @@ def _data(file: Path) -> Any:
     try:
         if not file.is_file() or file.stat().st_size > LARGEST:
             raise NotResults('no file, or a very large one')
-        return json.loads(file.read_text(encoding='utf-8'))
+        return json.loads(file.read_text(encoding='utf-8-sig'))
     except OSError as error:
         raise NotResults(f'cannot be read ({error.strerror})') from error
     except UnicodeDecodeError as error:
@@ -167,7 +166,7 @@ def _learner(learner: Results) -> dict[str, Any]:
         'name': learner.name, 'id': learner.id, 'done': learner.done, 'points': learner.earned,
         'last_at': learner.last_at, 'exercises': list(_exercises(learner.rows)),
         'stuck': current and {'exercise': current.number, 'attempts': current.attempts, 'hints': current.hints,
-                              'since': current.last_at, 'check': wrong.title if wrong else '',
+                              'last_at': current.last_at, 'check': wrong.title if wrong else '',
                               'misconception': wrong.misconception if wrong else ''}}
 
 

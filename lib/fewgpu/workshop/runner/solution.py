@@ -6,9 +6,9 @@ import typer
 from rich.syntax import Syntax
 from rich.text import Text
 
+from fewgpu.workshop.runner import words
 from fewgpu.workshop.runner.choose import chosen, command, console
 from fewgpu.workshop.runner.progress import Progress, record_solution
-from fewgpu.workshop.runner.words import near
 
 
 def solution(
@@ -29,10 +29,10 @@ def solution(
     if out.is_terminal:
         out.print(Syntax(text, 'python', theme='ansi_light', background_color='default', word_wrap=True))
         out.print()
-        out.print(Text(f'This is {near(asked_for.solution, asked_for.root)}.', 'dim'))
+        out.print(Text(f'This is {words.near(asked_for.solution, asked_for.root)}.', 'dim'))
     else:
         print(text, end='')
     try:
         record_solution(asked_for.root, asked_for.name)
     except OSError as error:
-        console(stderr=True).print(Text(f'It could not be noted down that it was shown: {error.strerror or error}.'))
+        console(stderr=True).print(Text(f'It could not be noted down that it was shown: {words.why(error)}.'))

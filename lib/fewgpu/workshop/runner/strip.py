@@ -8,7 +8,8 @@ import typer
 from rich.text import Text
 
 from fewgpu.workshop.runner.choose import chosen, console, every
-from fewgpu.workshop.runner.fresh import fresh, keep_copy, write
+from fewgpu.workshop.runner.fresh import fresh, keep_copy
+from fewgpu.workshop.runner.whole import write
 from fewgpu.workshop.runner.words import near
 
 

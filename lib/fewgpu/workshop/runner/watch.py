@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from fewgpu.workshop.exercise import Exercise, all_exercises
-from fewgpu.workshop.grading.verdict import Outcome
+from fewgpu.workshop.exercise import Exercise, all_exercises, real
 from fewgpu.workshop.runner.choose import NUMBER, chosen_or_next, console, leave_nothing_behind, next_one
 from fewgpu.workshop.runner.graded import NotGraded, attempt
 from fewgpu.workshop.runner.hint import show_hint
@@ -47,10 +46,6 @@ def watch(
         raise typer.Exit(130) from None
 
 
-class _Saved(Exception):
-    """A file was saved while it was checked: what goes on is about an old one."""
-
-
 class _Watch:
     """`follow`: any exercise that is saved becomes the one that is watched."""
 
@@ -58,6 +53,7 @@ class _Watch:
         self._out, self._exercise, self._follow = out, exercise, follow
         self._events: queue.SimpleQueue[Path | str] = queue.SimpleQueue()   # files that were saved, and keys
         self._saved, self._quit = threading.Event(), False
+        self._busy, self._lock = False, threading.Lock()   # is a check running?
 
     def go_on(self, poll: bool) -> None:
         """Until somebody ends it."""
@@ -74,10 +70,16 @@ class _Watch:
 
     def _press(self, key: str) -> None:
         """Called by the thread that reads keys."""
+        self._events.put(key)
         if key == QUIT:
             self._quit = True
-            _thread.interrupt_main()   # also if a check is running
-        self._events.put(key)
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        """End the check that is running, if one is."""
+        with self._lock:
+            if self._busy:
+                _thread.interrupt_main()
 
     def _act_on(self, event: Path | str) -> None:
         if event == HINT:
@@ -90,7 +92,7 @@ class _Watch:
             self._changed(event)
 
     def _changed(self, file: Path) -> None:
-        by_file = {exercise.file.resolve(): exercise for exercise in all_exercises()}
+        by_file = {real(exercise.file): exercise for exercise in all_exercises()}
         saved = by_file.get(file)
         if saved and (self._follow or saved == self._exercise):
             self._exercise = saved
@@ -111,17 +113,21 @@ class _Watch:
         else:
             self._out.print()
         try:
-            attempt(self._out, self._exercise, on_outcome=self._give_up_if_saved)
-        except _Saved:
+            try:
+                self._busy = True
+                attempt(self._out, self._exercise)
+            except NotGraded:   # the file is gone, for a moment or for good: it was said
+                pass
+            finally:
+                with self._lock:
+                    self._busy = False
+        except KeyboardInterrupt:
+            self._busy = False
+            if self._quit or not self._saved.is_set():
+                raise
             self._out.print('It was saved again: starting anew.')   # the event for it is in the queue
             return
-        except NotGraded:   # the file is gone, for a moment or for good: it was said
-            pass
         self._say_keys()
-
-    def _give_up_if_saved(self, _: Outcome) -> None:
-        if self._saved.is_set():
-            raise _Saved
 
     def _say_keys(self) -> None:
         where = near(self._exercise.file, self._exercise.root)
@@ -133,7 +139,7 @@ class _Watch:
     @contextlib.contextmanager
     def _files(self, poll: bool) -> Iterator[None]:
         """Inside, a thread notes which files of the folder are saved."""
-        over, folder = threading.Event(), self._exercise.file.parent.resolve()
+        over, folder = threading.Event(), real(self._exercise.file.parent)
 
         def counts(change: watchfiles.Change, path: str) -> bool:
             return path.endswith('.py') and change != watchfiles.Change.deleted
@@ -141,10 +147,12 @@ class _Watch:
         def note() -> None:
             for changes in watchfiles.watch(folder, watch_filter=counts, step=QUIET, stop_event=over, recursive=False,
                                             raise_interrupt=False, rust_timeout=500, force_polling=poll or None):
-                for path in sorted({Path(path).resolve() for _, path in changes}):
-                    if path == self._exercise.file.resolve():
+                for path in sorted({real(path) for _, path in changes}):
+                    if path == real(self._exercise.file):
                         self._saved.set()
                     self._events.put(path)
+                    if self._saved.is_set():
+                        self._interrupt()
 
         watcher = threading.Thread(target=note, daemon=True)
         watcher.start()

@@ -1,5 +1,6 @@
 """What is said about a verdict, wherever it is shown: in the terminal and in a notebook."""
 
+import errno
 import re
 import shlex
 from pathlib import Path
@@ -12,7 +13,8 @@ from fewgpu.workshop.runner.progress import Entry
 
 MOST_PRINTED = 12   # lines of what the learner's file has printed
 _ESCAPES = re.compile(r'\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)')   # colours, titles, ...
-_HIDDEN = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])   # control characters but tab and new line
+_HIDDEN = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160),   # control characters but tab and new line,
+                         0x200e, 0x200f, *range(0x202a, 0x202f), *range(0x2066, 0x206a)])   # and what turns text round
 
 
 def near(file: str | Path, root: Path) -> str:
@@ -56,6 +58,16 @@ def printed(verdict: Verdict) -> str:
 def plain(text: str) -> str:
     """Without characters that would move the cursor or change colours."""
     return _ESCAPES.sub('', text).replace('\r\n', '\n').replace('\r', '\n').translate(_HIDDEN)
+
+
+def why(error: OSError) -> str:
+    """What the system says, and what can be done about it."""
+    text = error.strerror or str(error)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f'{text}: give yourself the right to write there, or copy the kit to a folder of your own'
+    if error.errno in (errno.ENOSPC, getattr(errno, 'EDQUOT', errno.ENOSPC)):
+        return f'{text}: free some'
+    return text
 
 
 def one_line(text: str, most: int = 220) -> str:

@@ -1,0 +1,20 @@
+# misconception: no-graph
+import torch
+
+
+def sizes(rows, chunks):
+    chunks = min(rows, chunks)
+    return [rows // chunks + (i < rows % chunks) for i in range(chunks)]
+
+
+def scatter(batch, chunks):
+    return list(batch.split(sizes(len(batch), chunks)))
+
+
+def gather(micro_batches):
+    return torch.cat(micro_batches)
+
+
+def mean_loss(losses, rows):
+    mean = sum(loss.item() * count for loss, count in zip(losses, rows)) / sum(rows)
+    return torch.tensor(mean, requires_grad=True)

@@ -1,0 +1,16 @@
+# misconception: frozen-graded
+    # STEP 2: the forward again, and the backward through it
+    x, state = kept
+    x = x.detach().requires_grad_(x.is_floating_point())
+    callers_state, buffers = torch.get_rng_state(), [buffer.clone() for buffer in layer.buffers()]
+    torch.set_rng_state(state)
+    y = layer(x.clone())
+    torch.set_rng_state(callers_state)
+    y.backward(gradient)
+    for buffer, before in zip(layer.buffers(), buffers):
+        buffer.copy_(before)
+    for parameter in layer.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return x.grad
+    # END

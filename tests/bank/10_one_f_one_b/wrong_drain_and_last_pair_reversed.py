@@ -1,0 +1,22 @@
+# misconception: newest-first
+def stashes(row):
+    kept, most = set(), 0
+    for operation in row:
+        if operation[0] == 'F':
+            kept.add(operation[1:])
+        else:
+            kept.remove(operation[1:])
+        most = max(most, len(kept))
+    return most
+
+
+def one_f_one_b(stages, micro_batches):
+    rows = []
+    for stage in range(stages):
+        warm = min(stages - stage, micro_batches)
+        row = [f'F{i}' for i in range(warm)]
+        for i in range(micro_batches - warm):
+            row += [f'B{i}', f'F{i + warm}']
+        row += [f'B{i}' for i in reversed(range(micro_batches - warm, micro_batches))]
+        rows.append(row)
+    return rows

@@ -1,0 +1,16 @@
+# misconception: half-the-row
+def stashes(row):
+    return len(row) // 2
+
+
+def one_f_one_b(stages, micro_batches):
+    rows = []
+    for stage in range(stages):
+        warm = min(stages - stage - 1, micro_batches)
+        row = [f'F{i}' for i in range(warm)]
+        for i in range(micro_batches - warm):
+            row.append(f'F{warm + i}')
+            row.append(f'B{i}')
+        row.extend(f'B{i}' for i in range(micro_batches - warm, micro_batches))
+        rows.append(row)
+    return rows
