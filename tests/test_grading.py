@@ -24,7 +24,7 @@ BODIES = {   # of `sizes`: what it does, the misconception, and what the line of
     'a wait for ever': ('import threading\n    threading.Event().wait()', 'too-slow', 'wait'),
     'sys.exit': ('import sys\n    sys.exit(0)', 'exits', 'sys.exit'),
     'os._exit': ('import os\n    os._exit(0)', 'exits', ''),
-    'a signal to itself': ('import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)', 'exits', ''),
+    'a signal to itself': ('import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)', 'killed', ''),
     'a crash': ('import ctypes\n    ctypes.string_at(0)', 'crashed', 'string_at'),
     'a fork': ('import os\n    os.fork()', 'starts-processes', 'os.fork'),
     'a shell': ("import os\n    os.system('true')", 'starts-processes', 'os.system'),
@@ -60,7 +60,6 @@ BODIES = {   # of `sizes`: what it does, the misconception, and what the line of
         "    return names['x']", 'handed-back', 'exec'),
     'an exception that cannot be told': (
         "class Odd(Exception):\n        def __str__(self):\n            raise ValueError\n    raise Odd", 'raises', 'raise Odd'),
-    'other built-in functions': ('import builtins\n    builtins.sum = builtins.zip = None\n    return [rows]', '', 'def sizes'),
 }
 FILES = {   # what stands before everything else
     'an import that hangs': ('import time\ntime.sleep(10000)', 'too-slow', 'time.sleep'),
