@@ -1,6 +1,4 @@
-"""Ways for ranks not to come together, and the exception that says so."""
-
-import torch
+"""Ways for ranks not to come together, and the exception that says so. Imports no torch."""
 
 MISUSES = {
     'deadlock': 'all ranks wait, and none of them can go on',
@@ -23,16 +21,6 @@ class Misuse(RuntimeError):
         sentence = MISUSES[misconception]
         super().__init__(f'{sentence[:1].upper()}{sentence[1:]}. {detail}')
         self.misconception, self.detail = misconception, detail
-
-
-class ChangedInFlight(Misuse):
-    """A tensor has been changed while it was reduced; `sent` is what was in it when its reduction started."""
-
-    def __init__(self, sent: torch.Tensor) -> None:
-        numbers = f'{sent.numel()} number{"s" if sent.numel() != 1 else ""}'
-        super().__init__('changed-in-flight', f'The tensor of {numbers} has been changed between start_all_reduce and '
-                                              f'wait.')
-        self.sent = sent
 
 
 class Deadlock(Misuse):
