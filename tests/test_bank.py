@@ -24,7 +24,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory,
     """Of all answers that are asked for, graded side by side with the seed of this run; at the end comes the score."""
     seed = int(request.config.getoption('hypothesis_seed'))
     asked = {item.callspec.params['answer'] for item in request.session.items
-             if item.module is sys.modules[__name__] and 'answer' in getattr(item, 'callspec', Empty).params}
+             if getattr(item, 'module', None) is sys.modules[__name__] and 'answer' in getattr(item, 'callspec', Empty).params}
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         futures = {answer: pool.submit(grade_answer, answer, seed, tmp_path_factory.mktemp('bank'))
                    for answer in ANSWERS if answer in asked}
