@@ -83,3 +83,12 @@ def test_numbers_are_used_once_and_without_gaps() -> None:
 def test_unknown_exercise_is_answered_with_the_choices() -> None:
     with pytest.raises(LookupError, match='there is no exercise 99: choose from 01'):
         find(99)
+
+
+@pytest.mark.slow
+def test_selfcheck_proves_that_every_exercise_fails_unsolved_and_passes_solved() -> None:
+    root = EXERCISES[0].root
+    done = subprocess.run([sys.executable, '-P', '-m', 'fewgpu.workshop', 'selfcheck'], cwd=root, text=True,
+                          env={**os.environ, 'PYTHONPATH': str(root / 'lib')}, capture_output=True, timeout=900)
+    assert done.returncode == 0, done.stdout
+    assert all(re.search(rf'{exercise.name} +0 of 10 +10 of 10', done.stdout) for exercise in EXERCISES), done.stdout
