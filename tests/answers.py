@@ -3,8 +3,8 @@
     tests/bank/05_gpipe_schedule/right_by_clock.py       must pass
     tests/bank/05_gpipe_schedule/wrong_backward.py       must fail, and be named: `# misconception: ...` in its first line
 
-An answer is what a learner would hand in. One that has nothing but `# STEP n` to `# END` blocks stands for the
-solution with these steps in place of its own.
+An answer is what a learner would hand in. A file with the suffix .steps has only `# STEP n` to `# END` blocks, and
+stands for the solution with these steps in place of its own.
 """
 
 import re
@@ -35,9 +35,9 @@ class Answer:
     def text(self) -> str:
         """The whole file that is handed in."""
         text = self.file.read_text(encoding='utf-8')
-        steps = {match[1]: match[0] for match in _STEP.finditer(text)}
-        if _STEP.sub('', _EXPECTED.sub('', text)).strip():
+        if self.file.suffix != '.steps':
             return text
+        steps = {match[1]: match[0] for match in _STEP.finditer(text)}
         solution = self.exercise.solution.read_text(encoding='utf-8')
         return _STEP.sub(lambda match: steps.get(match[1], match[0]), solution)
 
@@ -47,4 +47,4 @@ class Answer:
 
 def all_answers() -> list[Answer]:
     return [Answer(exercise, file) for exercise in all_exercises()
-            for file in sorted((BANK / exercise.name).glob('*.py'))]
+            for file in sorted((BANK / exercise.name).iterdir()) if file.suffix in ('.py', '.steps')]

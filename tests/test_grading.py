@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fewgpu.workshop.exercise import find
-from fewgpu.workshop.grading.forbid import forbid
+from fewgpu.workshop.grading.forbid import HandedBack, forbid
 from fewgpu.workshop.grading.grade import KEPT_FIRST, KEPT_LAST, GraderError, grade
 from fewgpu.workshop.grading.verdict import BLOCKED, FAILED, Verdict
 
@@ -235,8 +235,14 @@ def test_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
         grade(EXERCISE, loop)
 
 
-def test_what_is_forbidden_of_a_package_that_is_not_installed_is_no_fault() -> None:
-    forbid(['no_such_package.part.function'], lambda file: False)
+def test_package_that_is_not_installed_keeps_nothing_else_from_being_forbidden(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / 'finished_answer.py').write_text('def answer():\n    return 42\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    import finished_answer
+    forbid(['no_such_package.part.function', 'finished_answer.answer'], lambda file: file == __file__)
+    with pytest.raises(HandedBack, match='finished_answer.answer'):
+        finished_answer.answer()
 
 
 def test_fault_of_the_kit_is_not_put_down_to_the_learner(tmp_path: Path) -> None:

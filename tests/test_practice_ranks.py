@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fewgpu.workshop.practice.misuse import Deadlock, Misuse
-from fewgpu.workshop.practice.ranks import ChangedInFlight, run_ranks
+from fewgpu.workshop.practice.ranks import run_ranks
+from fewgpu.workshop.practice.wires import ChangedInFlight
 
 
 def test_a_message_takes_latency_and_its_bytes_over_bandwidth():

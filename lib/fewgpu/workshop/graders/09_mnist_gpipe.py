@@ -7,11 +7,11 @@ from random import Random
 
 import torch
 
-from fewgpu import GPipe, models
-from fewgpu.workshop.graders.built import Placed, Seen, build, flags, undone
+from fewgpu import GPipe
+from fewgpu.workshop.graders.built import Placed, Seen, build, undone
+from fewgpu.workshop.graders.trained import begins_as_the_seed_says, plain_loss, run_to_report
 from fewgpu.workshop.grading.grader import Failure, Hints, InCase, check
 from fewgpu.workshop.grading.law import Suspect, judge, shown
-from fewgpu.workshop.graders.trained import plain_loss, run_to_report
 from fewgpu.workshop.grading.work import Work
 from fewgpu.workshop.practice.gpus import pretend_gpus
 
@@ -79,15 +79,13 @@ HINTS = {
              'with?',
         place='Step 5: two devices out of model.devices.',
         outline='x goes to the first of model.devices, y to the last'),
-    'training': Hints(
-        idea='A pipeline trains what the plain model trains, micro-batch by micro-batch.',
+    'training': Hints(idea='A pipeline trains what the plain model trains, micro-batch by micro-batch.',
         place='All that you have changed: diff exercises/mnist_pytorch.py exercises/09_mnist_gpipe.py',
         outline='./workshop.py reset 09 brings the exercise back (and keeps a copy of yours); do the five steps again'),
 }
 
 _SMALL = '--arch resnet18 --batchsize 22 --num_microbatches 4'   # micro-batches of 6, 6, 5 and 5 rows
-_ROWS = (5, 6)
-_SLOW = 30.0   # seconds for checks that build networks
+_ROWS, _SLOW = (5, 6), 30.0   # those of a micro-batch; seconds for checks that build networks
 
 
 def pipeline(work: Work, text: str) -> Seen:
@@ -117,8 +115,8 @@ def command(text: str) -> str:
 
 
 def failed(work: Work, misconception: str, text: str, what: str, yours: object, expected: object) -> Failure:
-    return Failure(misconception=misconception, lines=work.definition('build'),
-                   case=f'{command(text)}\n{what}\nyours     {yours}\nexpected  {expected}')
+    case = f'{command(text)}\n{what}\nyours     {yours}\nexpected  {expected}'
+    return Failure(misconception=misconception, lines=work.definition('build'), case=case)
 
 
 @check('--balance_by with numbers is the balance', points=1, seconds=_SLOW)
@@ -238,25 +236,15 @@ def told(case: list[int], got: object, wanted: list[str]) -> str:
             f'yours     {ends(got)}\nexpected  {ends(wanted)}')
 
 
-def same_weights(work: Work, text: str) -> bool:
-    """Does the pipeline begin with the weights that the seed gives?"""
-    args = flags(text)
-    torch.manual_seed(args.seed)
-    plain = models.build(args.arch).state_dict()
-    mine = pipeline(work, text).model.state_dict()
-    return plain.keys() == mine.keys() and all(torch.equal(plain[key], mine[key].cpu()) for key in plain)
-
-
 @check('it trains as the plain model does, micro-batch by micro-batch', points=1, seconds=60,
        after=['numbers', 'passed_on', 'place'])
 def training(work: Work, random: Random) -> dict[str, str]:
     text = (f'--arch resnet18 --samples 16 --test_samples 8 --batchsize 6 --num_microbatches 3 --devices 2 '
             f'--balance_by 9,5 --lr 0.05 --seed {random.randrange(1000)}')
-    report = run_to_report(work, text)
-    expected = plain_loss(text)
+    report, expected = run_to_report(work, text), plain_loss(text)
     if abs(report['loss'] - expected) > 1e-3 * max(1.0, expected):
-        named = '' if same_weights(work, text) else 'other-weights'
-        raise Failure(misconception=named, case=f'{command(text)}\nloss of the last mini-batch\nyours     {report["loss"]:.5f}\n'
-                           f'expected  {expected:.5f}', lines=work.definition('train'))
-    memory = ', '.join(f'{device["name"]} {device["peak"] / 1e6:.0f} MB' for device in report['memory'])
-    return {'speed': f'{report["samples_per_second"]:.1f} samples/sec', 'peak memory': memory}
+        named = '' if begins_as_the_seed_says(pipeline(work, text).model, text) else 'other-weights'
+        case = f'{command(text)}\nlast loss\nyours     {report["loss"]:.5f}\nexpected  {expected:.5f}'
+        raise Failure(misconception=named, case=case, lines=work.definition('train'))
+    memory = [f'{device["name"]} {device["peak"] / 1e6:.0f} MB' for device in report['memory']]
+    return {'speed': f'{report["samples_per_second"]:.1f} samples/sec', 'peak memory': ', '.join(memory)}

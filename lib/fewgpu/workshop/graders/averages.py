@@ -9,7 +9,8 @@ from fewgpu.workshop.grading.grader import Failure, InCase
 from fewgpu.workshop.grading.law import Suspect, close, judge
 from fewgpu.workshop.grading.work import Work
 from fewgpu.workshop.practice.misuse import Deadlock
-from fewgpu.workshop.practice.ranks import ChangedInFlight, Run
+from fewgpu.workshop.practice.ranks import Run
+from fewgpu.workshop.practice.wires import ChangedInFlight
 
 
 OTHER_SHAPE = 'attempting to assign a gradient of size', 'assigned grad has data of a different size'   # torch says

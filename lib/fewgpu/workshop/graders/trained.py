@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -47,3 +48,11 @@ def plain_loss(text: str) -> float:
         loss.backward()
         optimizer.step()
     return loss.item()
+
+
+def begins_as_the_seed_says(model: nn.Module, text: str) -> bool:
+    """Has a model the weights that a new one has with these flags?"""
+    args = flags(text)
+    torch.manual_seed(args.seed)
+    plain, mine = models.build(args.arch).state_dict(), model.state_dict()
+    return plain.keys() == mine.keys() and all(torch.equal(plain[key], mine[key].cpu()) for key in plain)

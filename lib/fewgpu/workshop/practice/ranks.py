@@ -18,19 +18,9 @@ from typing import Any
 import torch
 
 from fewgpu.workshop.practice.misuse import Deadlock, Misuse
-from fewgpu.workshop.practice.wires import Message, Reduction, Wires
+from fewgpu.workshop.practice.wires import ChangedInFlight, Message, Reduction, Wires
 
 JOIN = 5.0   # seconds that a rank may take to end after another one has failed
-
-
-class ChangedInFlight(Misuse):
-    """A tensor has been changed while it was reduced; `sent` is what was in it when its reduction started."""
-
-    def __init__(self, sent: torch.Tensor) -> None:
-        numbers = f'{sent.numel()} number{"s" if sent.numel() != 1 else ""}'
-        super().__init__('changed-in-flight', f'The tensor of {numbers} has been changed between start_all_reduce and '
-                                              f'wait.')
-        self.sent = sent
 
 
 class Handle:

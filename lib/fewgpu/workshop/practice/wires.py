@@ -56,6 +56,16 @@ class Reduction:
         return f'reduction {self.number} (counted from 0), not started by {late}'
 
 
+class ChangedInFlight(Misuse):
+    """A tensor has been changed while it was reduced; `sent` is what was in it when its reduction started."""
+
+    def __init__(self, sent: torch.Tensor) -> None:
+        numbers = f'{sent.numel()} number{"s" if sent.numel() != 1 else ""}'
+        super().__init__('changed-in-flight', f'The tensor of {numbers} has been changed between start_all_reduce and '
+                                              f'wait.')
+        self.sent = sent
+
+
 class Wires:
     """What is on its way between `size` ranks."""
 
