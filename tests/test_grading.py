@@ -1,5 +1,6 @@
 """Whatever a learner's file does, a verdict comes out: a sentence, the learner's own line, and no process left."""
 
+import importlib
 import json
 import os
 import re
@@ -239,7 +240,7 @@ def test_package_that_is_not_installed_keeps_nothing_else_from_being_forbidden(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / 'finished_answer.py').write_text('def answer():\n    return 42\n')
     monkeypatch.syspath_prepend(tmp_path)
-    import finished_answer
+    finished_answer = importlib.import_module('finished_answer')
     forbid(['no_such_package.part.function', 'finished_answer.answer'], lambda file: file == __file__)
     with pytest.raises(HandedBack, match='finished_answer.answer'):
         finished_answer.answer()
