@@ -64,14 +64,18 @@ def over_the_wire(value: Any, step: int = 1, message: Message = activation(1, 0)
     return decoded[2]
 
 
+def octets(tensor: torch.Tensor) -> torch.Tensor:
+    # A copy: one element may have any stride and still count as contiguous, and cannot be viewed as bytes.
+    return tensor.detach().resolve_conj().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+
+
 def same(sent: Any, got: Any) -> bool:
     if type(sent) is not type(got):
         return False
     if isinstance(sent, torch.Tensor):
-        raw = sent.detach().resolve_conj().contiguous().view(-1).view(torch.uint8)
         return (sent.dtype == got.dtype and sent.shape == got.shape
                 and sent.requires_grad == got.requires_grad and got.is_leaf
-                and raw.equal(got.detach().contiguous().view(-1).view(torch.uint8)))
+                and octets(sent).equal(octets(got)))
     if isinstance(sent, (tuple, list)):
         return len(sent) == len(got) and all(map(same, sent, got))
     if isinstance(sent, dict):
