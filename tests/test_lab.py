@@ -182,7 +182,7 @@ def test_lab_serves_the_lessons_in_the_kits_kernel_and_ctrl_c_leaves_nothing_beh
     assert kernels['python3']['spec']['display_name'] == 'fewgpu'
     folders = {entry['name'] for entry in server.ask('api/contents')['content']}
     assert {'notebooks', 'exercises', 'solutions'} <= folders
-    lesson = server.ask('api/contents/notebooks/mnist_gpipe.ipynb')
+    lesson = server.ask('api/contents/notebooks/08_mnist_gpipe.ipynb')
     assert lesson['content']['metadata']['kernelspec']['name'] in kernels
     page = server.ask('lab')
     assert '"preferredPath": "notebooks"' in page

@@ -1,4 +1,4 @@
-"""Pictures: timelines of a pipeline, and bars that compare.
+"""Pictures: timelines of a pipeline, bars that compare, and lines.
 
     from fewgpu import plot
 
@@ -12,7 +12,8 @@ hatching, so that they stay apart in grey print and for colour-blind readers.
 
 from fewgpu.plot.curves import memory_curves
 from fewgpu.plot.lengths import bars, memory_bars
+from fewgpu.plot.lines import lines
 from fewgpu.plot.looks import Picture
 from fewgpu.plot.spans import timeline, timelines
 
-__all__ = ['Picture', 'bars', 'memory_bars', 'memory_curves', 'timeline', 'timelines']
+__all__ = ['Picture', 'bars', 'lines', 'memory_bars', 'memory_curves', 'timeline', 'timelines']

@@ -23,7 +23,7 @@ class Look(NamedTuple):
 
 
 LOOKS = {   # in the order of the key
-    'F': Look('forward', '#c3dbee', '#6d9cc0'),
+    'F': Look('forward', '#b4d2ea', '#6d9cc0'),
     'R': Look('recompute', '#ffe9b8', '#d59a1e', '/////'),
     'B': Look('backward', '#1f5583', '#10324f', ink='white'),
     'I': Look('backward: inputs', '#3f8f8b', '#1d5653', ink='white'),
@@ -35,7 +35,7 @@ LOOKS = {   # in the order of the key
 OTHER = Look('other', '#b8b8b8', '#707070')
 IDLE = Look('idle', '#f1f1f1', 'none')
 PARAMETERS = Look('parameters', '#1f5583', '#10324f')
-ACTIVATIONS = Look('activations, gradients', '#c3dbee', '#6d9cc0')
+ACTIVATIONS = Look('activations, gradients', '#b4d2ea', '#6d9cc0')
 GREY = '#6a6a6a'   # of what is said besides
 
 
@@ -43,10 +43,15 @@ class Picture(Figure):
     """A figure that shows itself at the end of a notebook's cell, whatever backend is set."""
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        buffer = io.BytesIO()
-        self.savefig(buffer, format='png', dpi=180)   # sharp on screens with small pixels
-        width = {'width': round(90 * self.get_figwidth())}
-        return {'image/png': buffer.getvalue(), 'text/plain': repr(self)}, {'image/png': width}
+        return shown(self)
+
+
+def shown(figure: Figure) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A figure as notebooks want it: its forms by MIME type, and the width in which to show them."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format='png', dpi=180)   # sharp on screens with small pixels
+    width = {'width': round(90 * figure.get_figwidth())}
+    return {'image/png': buffer.getvalue(), 'text/plain': repr(figure)}, {'image/png': width}
 
 
 def new_axes(width: float, height: float) -> Axes:
@@ -79,8 +84,7 @@ def head(ax: Axes, title: str, looks: Iterable[Look] = (), facts: str = '') -> N
                Patch(facecolor=look.face, edgecolor=look.edge, hatch=look.hatch, linewidth=0.4,
                      label=look.label) for look in looks]
     pad = 20 if handles else 6
-    if title:
-        ax.set_title(title, loc='left', fontsize=10, fontweight='bold', pad=pad)
+    title_of(ax, title, pad)
     if facts:
         if len(title) + len(facts) > 9 * ax.figure.get_figwidth():
             facts += '\n'   # no room beside the title: above it
@@ -89,6 +93,12 @@ def head(ax: Axes, title: str, looks: Iterable[Look] = (), facts: str = '') -> N
         ax.legend(handles=handles, loc='lower left', bbox_to_anchor=(0.0, 1.0), frameon=False,
                   ncols=len(handles), fontsize=8, borderaxespad=0.2, borderpad=0.0,
                   handlelength=1.4, columnspacing=1.4, handletextpad=0.5)
+
+
+def title_of(ax: Axes, title: str, pad: float = 6) -> None:
+    """Write the title of a picture, if it has one; `pad` points above the axes."""
+    if title:
+        ax.set_title(title, loc='left', fontsize=10, fontweight='bold', pad=pad)
 
 
 def time_axis(ax: Axes, length: float, unit: str = '') -> None:

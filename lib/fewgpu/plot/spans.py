@@ -15,6 +15,7 @@ from fewgpu.plot.looks import (IDLE, LOOKS, OTHER, Look, Picture, add_patch, hea
 from fewgpu.trace import WAITS, Span, Timeline
 
 LANE, THIN = 0.72, 0.07   # heights of an operation and of a wait; rows are 1 apart
+SMALLEST = 8              # points: what is smaller cannot be read from the back of a room
 SHARED = 0.5              # height of an operation where a row holds several stages
 
 
@@ -108,7 +109,7 @@ class Inside(Text):
 
     def __init__(self, patch: Rectangle, text: str, look: Look) -> None:
         x, y = patch.get_center()
-        super().__init__(x, y, text, ha='center', va='center_baseline', color=look.ink)
+        super().__init__(x, y, text, ha='center', va='center_baseline', color=look.ink, fontsize=SMALLEST)
         if look.hatch:
             self.set_path_effects([withStroke(linewidth=2.5, foreground=look.face)])
         self.patch = patch
@@ -116,13 +117,11 @@ class Inside(Text):
 
     def draw(self, renderer: Any) -> None:
         room = self.patch.get_window_extent(renderer)
-        for size in (8, 7, 6):
-            if room.width < renderer.points_to_pixels(0.4 * size * len(self.get_text())):
-                continue   # a digit is wider than that: no need to measure it
-            self.set_fontsize(size)
-            box = self.get_window_extent(renderer)
-            if box.width < room.width and box.height < 1.2 * room.height:
-                return super().draw(renderer)
+        if room.width < renderer.points_to_pixels(0.4 * SMALLEST * len(self.get_text())):
+            return   # a digit is wider than that: no need to measure it
+        box = self.get_window_extent(renderer)
+        if box.width < room.width and box.height < 1.2 * room.height:
+            super().draw(renderer)
 
 
 def _draw(ax: Axes, item: Span, row: int, stages: Sequence[int]) -> None:

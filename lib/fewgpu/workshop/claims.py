@@ -4,17 +4,30 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 TEXTS = {
+    'C01': 'Models grow much faster than the memory of GPUs.',
+    'C02': 'Weights, gradients and optimizer states take one, one and two numbers a parameter; feature maps come on top.',
+    'C03': 'Weights in low precision alone do not do: small updates are lost, so a precise copy stays.',
+    'C04': 'Data parallelism cannot train what does not fit one GPU, and its communication grows with the model.',
+    'C05': 'The share of communication grows with the number of machines.',
     'C06': 'In model parallelism one device works at a time, and the others wait for it.',
+    'C07': 'Of all collectives, a data-parallel step needs only all-reduce.',
     'C08': 'A ResNet is best cut between its residual blocks.',
-    'C14': 'Micro-batches shrink the bubble.',
+    'C09': 'Long skips make a network hard to cut; kept where they are used, they move fewer bytes.',
+    'C10': 'The time of a sample is flat while the image is too small to fill the device, then grows with its area.',
+    'C11': 'A processing pipeline uses resources evenly, and its steps may depend on each other.',
+    'C12': 'It works well with many more elements than workers, balanced work, and little data to move.',
+    'C13': 'Cut so that the variance of the costs of stages is least.',
+    'C14': 'Micro-batches shrink the bubble; with four times as many as stages it is small.',
     'C15': 'Too many micro-batches cost: there is an optimum.',
+    'C16': 'Only activations at the cuts move, so that a slow link costs little.',
     'C17': 'Recompute trades time for memory, so that a model several times larger fits.',
     'C18': 'The speed grows almost linearly with the number of devices.',
     'C19': 'Results do not depend on the cut or on micro-batches; but batch norm sees micro-batches.',
-    'C20': 'A pipeline needs a sequence of layers.',
+    'C20': 'A pipeline needs a sequence of layers, and each layer fits one device.',
     'C21': 'Activations, not parameters, fill the memory; in a pipeline the fullest device holds less.',
     'C22': 'Balancing by time or by memory is seen in both; with a pipeline the batch can be larger.',
     'C23': 'Pipelines are for models that do not fit; otherwise data parallelism is better.',
+    'C45': 'Besides recompute: activations can be moved to host memory, encoded, or never made.',
 }
 
 
@@ -24,10 +37,12 @@ class Finding(NamedTuple):
     claim: str
     confirmed: bool | None
     found: str
+    by: str = ''   #: '' for a run of this machine, else 'the simulator' or 'published figures'
 
     @property
     def verdict(self) -> str:
-        return {True: 'confirmed', False: 'not confirmed', None: 'out of reach here'}[self.confirmed]
+        said = {True: 'confirmed', False: 'not confirmed', None: 'out of reach here'}[self.confirmed]
+        return f'{said} by {self.by}' if self.by and self.confirmed is not None else said
 
 
 class Claims:
@@ -36,13 +51,14 @@ class Claims:
     def __init__(self) -> None:
         self._findings: dict[str, Finding] = {}
 
-    def test(self, claim: str, confirmed: bool | None, found: str) -> None:
+    def test(self, claim: str, confirmed: bool | None, found: str, *, by: str = '') -> None:
         """Note and print a finding, in place of an earlier one about the same claim.
 
+        `by` says what found it, if not a run of this machine: 'the simulator', 'published figures'.
         Raises KeyError for a claim that nobody made.
         """
         text = TEXTS[claim]
-        finding = Finding(claim, None if confirmed is None else bool(confirmed), found)
+        finding = Finding(claim, None if confirmed is None else bool(confirmed), found, by)
         self._findings[claim] = finding
         print(f'{claim}: {text}\n  {finding.verdict}: {found}')
 

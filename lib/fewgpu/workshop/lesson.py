@@ -1,5 +1,6 @@
-"""What lessons share: a script that is run from a cell, and a prediction that is compared."""
+"""What lessons share: a script that is run from a cell, a prediction that is compared, code that is shown."""
 
+import inspect
 import json
 import os
 import shlex
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import fewgpu
@@ -50,7 +52,12 @@ def run(command_line: str) -> Report | None:
     return None
 
 
-def _show(command: list[str], hide: str) -> int:
+def workshop(command_line: str) -> None:
+    """A command of the kit, as in `workshop('list')`: the same as `./workshop.py list` in a terminal."""
+    _show([sys.executable, '-P', '-m', 'fewgpu.workshop', *shlex.split(command_line)])
+
+
+def _show(command: list[str], hide: str | None = None) -> int:
     """Run it in the clone and print its output, but for lines with `hide`; its exit code."""
     here = str(Path(fewgpu.__file__).parents[1])   # the script shall run with the lesson's fewgpu
     path = os.pathsep.join(filter(None, [here, os.environ.get('PYTHONPATH')]))
@@ -59,7 +66,7 @@ def _show(command: list[str], hide: str) -> int:
                                encoding='utf-8', errors='replace', env=environment, cwd=repository())
     try:
         for line in process.stdout:
-            if hide not in line:
+            if hide is None or hide not in line:
                 print(line, end='', flush=True)
         return process.wait()
     finally:   # the cell was interrupted: leave no process behind
@@ -77,3 +84,16 @@ def compare(guess: float | None, measured: float, unit: str = '') -> None:
         return
     near = abs(guess - measured) <= 0.2 * abs(measured)
     print(f'{said} You predicted {guess:g}{unit}: ' + ('well seen.' if near else 'why is it not so?'))
+
+
+class Source:
+    """The code of the library, at the end of a cell: `Source(all_reduce)`. Several in one: `Source(one, other)`."""
+
+    def __init__(self, *things: type | FunctionType) -> None:
+        self._code = '\n\n'.join(inspect.getsource(thing).rstrip() for thing in things)
+
+    def _repr_markdown_(self) -> str:
+        return f'```python\n{self._code}\n```'
+
+    def __repr__(self) -> str:
+        return self._code

@@ -1,0 +1,52 @@
+"""Lines: how one figure depends on another, for a few cases."""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fewgpu.plot.looks import GREY, new_axes, title_of
+
+# Colour, line and mark of the first, second, ... line: told apart in grey, too.
+STYLES = (('#1f5583', '-', 'o'), ('#c8781e', '--', 's'), ('#3f8f8b', ':', '^'), ('#a0508b', '-.', 'D'),
+          ('#6a6a6a', (0, (5, 1, 1, 1, 1, 1)), 'v'))
+
+
+def lines(series: Mapping[str, tuple[Sequence[float], Sequence[float | None]]], ax: Axes | None = None, *,
+          title: str = '', x: str = '', y: str = '', log: str = '', write: str = '') -> Figure:
+    """Draw a line a series (its xs, its ys) with its name at its end; a y that is None leaves a gap.
+
+    `x` and `y` name the axes, `log` says which of them are logarithmic ('x', 'y' or 'xy'), and
+    `write` formats a y beside its mark (for a single series; default: none is written). At most
+    five series, or one could not tell them apart.
+    """
+    if len(series) > len(STYLES):
+        raise ValueError(f'{len(series)} lines in one picture cannot be told apart; draw at most {len(STYLES)}')
+    ax = ax or new_axes(6.0, 3.0)
+    for name in log:
+        getattr(ax, f'set_{name}scale')('log')
+    for (name, (xs, ys)), (colour, line, mark) in zip(series.items(), cycle(STYLES)):
+        heights = [float('nan') if value is None else value for value in ys]
+        ax.plot(xs, heights, color=colour, linestyle=line, marker=mark, markersize=4, linewidth=1.5, label=name)
+        if write and len(series) == 1:
+            for at, value in zip(xs, ys):
+                if value is not None:
+                    ax.annotate(write.format(value), (at, value), (0, 6), textcoords='offset points',
+                                ha='center', fontsize=8)
+    if not log.count('x') and series:
+        ticks = sorted({at for xs, _ in series.values() for at in xs})
+        if len(ticks) <= 10 and all(float(at).is_integer() for at in ticks):
+            ax.set_xticks(ticks)
+    ax.spines[['right', 'top']].set_visible(False)
+    ax.spines[['left', 'bottom']].set_color(GREY)
+    ax.tick_params(colors=GREY, labelsize=8)
+    ax.set_xlabel(x, loc='right', color=GREY, fontsize=9)
+    ax.set_ylabel(y, color=GREY, fontsize=9)
+    ax.margins(y=0.15)
+    if not log.count('y'):
+        ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
+    if len(series) > 1:
+        ax.legend(frameon=False, fontsize=8, handlelength=3.2)
+    title_of(ax, title)
+    return ax.figure

@@ -1,0 +1,110 @@
+"""Sliders over a picture: `Panel(draw, stages=Slider(4, 1, 8))` in a notebook's cell.
+
+Where widgets are not rendered (a page on the web, a printed lesson) the same object is a picture of
+its first values.
+"""
+
+from collections.abc import Callable
+from html import escape
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from fewgpu.plot.looks import shown
+
+WIDGET = 'application/vnd.jupyter.widget-view+json'
+
+
+class Slider(NamedTuple):
+    """A number to choose: where it stands at first, its ends, its step, and what it is called."""
+
+    value: float
+    lowest: float
+    highest: float
+    step: float = 1
+    label: str = ''   # default: the name of the argument
+
+
+class Choice(NamedTuple):
+    """One of several values to choose."""
+
+    value: Any
+    of: tuple
+    label: str = ''
+
+
+class Panel:
+    """A picture with a slider for each argument of the function that draws it.
+
+    `draw(**values)` returns a figure, or a figure and a line of text to stand above it. It is called
+    whenever a slider moves; what it raises is shown in place of the picture. `set(stages=2)` moves a
+    slider from code, and `values` says where all of them stand.
+    """
+
+    def __init__(self, draw: Callable[..., Figure | tuple[Figure, str]], **controls: Slider | Choice) -> None:
+        self._draw, self._controls = draw, controls
+        self._built: dict[str, Any] = {}    # widgets, once somebody looks at them
+        self._box: Any = None
+        self.values = {name: control.value for name, control in controls.items()}
+
+    def set(self, **values: Any) -> None:
+        """Move sliders. Raises KeyError for one that is not there."""
+        for name, value in values.items():
+            if name not in self._controls:
+                raise KeyError(f"there is no slider {name!r}; there are {', '.join(self._controls)}")
+            self.values[name] = value
+            if name in self._built:
+                self._built[name].value = value
+
+    def picture(self) -> tuple[Figure, str]:
+        """What is to be seen now: the figure, and the line above it (may be empty)."""
+        drawn = self._draw(**self.values)
+        return drawn if isinstance(drawn, tuple) else (drawn, '')
+
+    def widget(self) -> Any:
+        """The sliders with the picture under them, as one ipywidgets widget."""
+        if self._box is None:
+            self._box = self._build()
+        return self._box
+
+    def _build(self) -> Any:
+        import ipywidgets
+
+        for name, control in self._controls.items():
+            self._built[name] = _control(ipywidgets, name, control)
+        line, image = ipywidgets.HTML(), ipywidgets.Image(format='png')
+
+        def redraw(_: Any = None) -> None:
+            self.values = {name: widget.value for name, widget in self._built.items()}
+            try:
+                figure, text = self.picture()
+            except Exception as error:   # of the draw function: the sliders must go on
+                line.value = f'{type(error).__name__}: {escape(str(error))}'
+                return
+            data, looks = shown(figure)
+            image.value, image.width = data['image/png'], str(looks['image/png']['width'])
+            line.value = f'<b>{escape(text)}</b>'
+
+        for widget in self._built.values():
+            widget.observe(redraw, 'value')
+        redraw()
+        rows = [[*self._built.values()][start:start + 2] for start in range(0, len(self._built), 2)]
+        return ipywidgets.VBox([*map(ipywidgets.HBox, rows), line, image])
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        figure, text = self.picture()
+        data, metadata = shown(figure)
+        view = {'version_major': 2, 'version_minor': 0, 'model_id': self.widget().model_id}
+        return {**data, 'text/plain': text or repr(self), WIDGET: view}, metadata
+
+    def __repr__(self) -> str:
+        return f"Panel({', '.join(f'{name}={value}' for name, value in self.values.items())})"
+
+
+def _control(ipywidgets: Any, name: str, control: Slider | Choice) -> Any:
+    looks = {'description': control.label or name.replace('_', ' '), 'style': {'description_width': '9em'},
+             'layout': {'width': '24em'}}
+    if isinstance(control, Choice):
+        return ipywidgets.Dropdown(options=list(control.of), value=control.value, **looks)
+    kind = ipywidgets.IntSlider if all(isinstance(value, int) for value in control[:4]) else ipywidgets.FloatSlider
+    return kind(value=control.value, min=control.lowest, max=control.highest, step=control.step, **looks)
