@@ -67,6 +67,20 @@ def test_an_interrupted_run_leaves_no_process(tmp_path):
         os.kill(child, 0)
 
 
+def test_a_command_of_the_kit_is_shown_as_in_a_terminal(capfd):
+    lesson.workshop('draw --help')
+    assert 'Usage: workshop.py draw' in capfd.readouterr().out
+
+
+def test_code_of_the_library_is_shown_as_it_stands_there():
+    from fewgpu.schedule import gpipe, one_f_one_b
+
+    file = (lesson.repository() / 'lib/fewgpu/schedule/gpipe.py').read_text(encoding='utf-8')
+    shown = lesson.Source(gpipe, one_f_one_b)
+    assert repr(lesson.Source(gpipe)) in file and repr(lesson.Source(gpipe)) in repr(shown)
+    assert shown._repr_markdown_() == f'```python\n{shown!r}\n```'
+
+
 @given(st.floats(0.1, 1e6), st.floats(0, 3))
 def test_a_prediction_is_well_seen_within_a_fifth(measured, off):
     import contextlib
@@ -80,18 +94,19 @@ def test_a_prediction_is_well_seen_within_a_fifth(measured, off):
 
 def test_no_prediction_is_no_fault(capsys):
     lesson.compare(None, 0.5, ' s')
-    assert capsys.readouterr().out == 'Measured: 0.5 s. (No prediction was made.)\n'
+    assert capsys.readouterr().out == 'Found: 0.5 s. (No prediction was made.)\n'
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(TEXTS)), st.sampled_from([True, False, None]))))
 def test_of_each_claim_the_latest_finding_is_shown_in_order(findings):
     claims = Claims()
     for position, (claim, confirmed) in enumerate(findings):
-        claims.test(claim, confirmed, f'finding {position}')
+        claims.test(claim, confirmed, f'finding {position}', by='' if position % 2 else 'the simulator')
     latest = {claim: (confirmed, f'finding {position}') for position, (claim, confirmed) in enumerate(findings)}
     assert [(one.claim, (one.confirmed, one.found)) for one in claims] == sorted(latest.items())
     table = claims._repr_markdown_().splitlines()[2:]
     for row, one in zip(table, claims, strict=True):
+        assert ('the simulator' in one.verdict) == (one.by != '' and one.confirmed is not None)
         assert all(part in row for part in (one.claim, TEXTS[one.claim], one.found, f'**{one.verdict}**'))
         assert one.verdict in repr(claims)
 

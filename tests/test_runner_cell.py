@@ -84,3 +84,15 @@ def test_in_plain_python_it_is_shown_as_in_the_terminal(course):
                           encoding='utf-8', check=False)
     assert done.returncode == 0
     assert done.stdout.startswith('Checking exercises/01_double.py') and '<exercise 01: 10 of 10 points>' in done.stdout
+
+
+@pytest.mark.parametrize('correct', [True, False])
+def test_where_lessons_are_tested_the_solution_is_graded_and_nothing_is_noted_down(course, correct):
+    solution = course.exercise(1).solution
+    if not correct:
+        solution.write_text(solution.read_text().replace('return 2 * x', 'return x'))
+    done = subprocess.run([sys.executable, '-c', CALL.format(1)], cwd=course.root, capture_output=True, check=False,
+                          env={**course.environment, 'FEWGPU_CHECK': 'solutions'}, encoding='utf-8')
+    assert done.stdout.startswith('Checking solutions/01_double.py')
+    assert (done.returncode == 0) == correct and ('does not pass' in done.stderr) != correct
+    assert Progress.load(course.root).of('01_double').attempts == 0

@@ -26,8 +26,21 @@ def test_its_commands_and_files_are_there():
     assert set(re.findall(r'\./workshop\.py (\w+)', TEXT)) <= set(COMMANDS)
     named = set(re.findall(r'`((?:jobs|notebooks|lib|tests)/[\w./-]+)`', TEXT))
     assert {'jobs/site.sh.example', 'notebooks/08_mnist_gpipe.ipynb'} <= named
-    to_be_made = {name for name in named if '11_my_topic' in name} | {'jobs/site.sh'}
+    to_be_made = {name for name in named if '11_my_topic' in name or 'NN_name' in name} | {'jobs/site.sh'}
     assert not [name for name in named - to_be_made if not (ROOT / name).exists()]
+
+
+def test_its_table_of_lessons_and_the_readmes_are_those_that_are_there():
+    rows = {row[:2]: (int(minutes), re.findall(r'\d\d', exercises)) for row, minutes, exercises in
+            re.findall(r'^\| (\d\d [^|]+) \| (\d+) \| ([\d, ]*)\|', TEXT, re.MULTILINE)}
+    there = {}
+    for path in sorted((ROOT / 'notebooks/source').glob('[0-9][0-9]_*.py')):
+        source = path.read_text(encoding='utf-8')
+        checked = [] if path.stem.startswith('00') else re.findall(r'^check\((\d+)\)', source, re.MULTILINE)
+        there[path.stem[:2]] = int(re.search(r'about (\d+) minutes', source)[1]), [f'{int(n):02}' for n in checked]
+    assert rows == there
+    readme = (ROOT / 'README.md').read_text(encoding='utf-8')
+    assert re.findall(r'^\| (\d\d) [^|]+\|', readme, re.MULTILINE) == sorted(there)
 
 
 @pytest.mark.parametrize('body, misconception', [('sum(parts)', None), ('sum(parts[:-1])', 'off-by-one'), ('3', '')])

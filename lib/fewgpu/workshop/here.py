@@ -37,10 +37,11 @@ class Here:
 
     def __repr__(self) -> str:
         names = ', '.join(device.name for device in self.devices)
-        found = f'{torch.cuda.device_count()} GPUs and {cores()} cores'.replace('1 GPUs', '1 GPU')
+        gpus = torch.cuda.device_count() if self.on_gpus else 0
+        found = {0: 'no GPU', 1: 'one GPU'}.get(gpus, f'{gpus} GPUs') + f', {cores()} cores'
         said = ('Stages share a GPU: they fit what one would not, but are no faster.' if self.shared else
                 f'Working at the same time, each device is {self.efficiency:.0%} as fast as alone.')
-        return f'{names}, on {found}. {said}'
+        return f'{names} (this machine: {found}). {said}'
 
 
 class Measured(NamedTuple):

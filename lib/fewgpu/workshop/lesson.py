@@ -78,7 +78,7 @@ def _show(command: list[str], hide: str | None = None) -> int:
 
 def compare(guess: float | None, measured: float, unit: str = '') -> None:
     """Print a measurement beside what was predicted for it; None means that nothing was."""
-    said = f'Measured: {measured:.3g}{unit}.'
+    said = f'Found: {measured:.3g}{unit}.'
     if guess is None:
         print(f'{said} (No prediction was made.)')
         return
