@@ -4,9 +4,9 @@ import inspect
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,6 +14,9 @@ from torch import nn
 from fewgpu.device import Device
 from fewgpu.partition import place, split
 from fewgpu.schedule import Schedule
+
+if TYPE_CHECKING:
+    from fewgpu.transport.ranks import Ranks
 
 MakeOptimizer = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 
@@ -76,3 +79,17 @@ def device_of_rank(index: int) -> Device:
     if torch.cuda.is_available():
         return Device(torch.device('cuda', torch.cuda.current_device()))
     return Device('cpu', index=index)
+
+
+def verify_alike(ranks: 'Ranks', module: nn.Module, arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError on a rank whose layers or other arguments are not those of the first one."""
+    layers = (f'{name} {tuple(parameter.shape)}' for name, parameter in module.named_parameters())
+    mine = {what: f'{value}' for what, value in arguments.items()} | {'layers': ', '.join(layers)}
+    first = ranks.tell(0, mine)
+    for what, value in mine.items():
+        if value != first[what]:
+            error = ValueError(f'{what}: {value[:200]} on rank {ranks.members[ranks.index]}, '
+                               f'{first[what][:200]} on rank {ranks.members[0]}: every rank makes '
+                               f'the same Pipeline')
+            ranks.abort(error)
+            raise error

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fewgpu.gate import flags
 from fewgpu.microbatch import rows_of, scatter
+from fewgpu.schedule import Message, Schedule, gradient, target
 
 LossFn = Callable[[Any, Any], torch.Tensor]
 
@@ -127,3 +128,26 @@ def total(losses: Sequence[torch.Tensor], rows: Sequence[int], update_every: int
 
 def _shape(loss: Any) -> str:
     return f'one of shape {tuple(loss.shape)}' if isinstance(loss, torch.Tensor) else f'{loss!r}'
+
+
+def target_messages(y: Any, rows: Sequence[int], schedule: Schedule, loss_fn: LossFn) -> dict[Message, Any]:
+    """The messages that make the last stage compute the loss of each micro-batch (of so many rows), and
+    start its backward where there is one. None without targets `y`, which only an evaluation may lack.
+
+    Raises TypeError if a schedule that trains has no targets, ValueError if their rows are not those of
+    the inputs, or if a mean loss leaves some out.
+    """
+    last, trains = schedule.stages - 1, any(op.kind == 'U' for op in schedule)
+    if y is None and trains:
+        raise TypeError('the last stage needs the targets: step(x, y)')
+    if y is None:
+        return {}
+    if rows_of(y) != sum(rows):
+        raise ValueError(f'{rows_of(y)} rows of targets for {sum(rows)} rows of inputs')
+    if is_mean(loss_fn):
+        verify_all_rows_count(loss_fn, y)
+    parts = zip(scatter(y, len(rows)), shares(rows, schedule.update_every, loss_fn))
+    feed: dict[Message, Any] = {target(last, i): part for i, part in enumerate(parts)}
+    if trains:
+        feed |= {gradient(last, i): [torch.ones(())] for i in range(len(rows))}
+    return feed

@@ -23,14 +23,14 @@ import torch
 from torch import nn
 
 from fewgpu.context import Context
-from fewgpu.held import Held, MakeOptimizer, device_of_rank, is_distributed
-from fewgpu.loss import LossFn, WithLoss, is_mean, shares, total, verify_all_rows_count
+from fewgpu.held import Held, MakeOptimizer, device_of_rank, is_distributed, verify_alike
+from fewgpu.loss import LossFn, WithLoss, is_mean, target_messages, total
 from fewgpu.microbatch import gather, rows_of, scatter, sizes
 from fewgpu.partition import turn_of, verify_balance, verify_devices, verify_module
 from fewgpu.run import run
-from fewgpu.schedule import (Message, Schedule, activation, gradient, target, with_messages,
-                             with_recompute, with_updates)
+from fewgpu.schedule import Message, Schedule, activation, target
 from fewgpu.schedule.named import schedule_maker
+from fewgpu.schedule.plans import Plans
 from fewgpu.stage import Stage, telling_who_updated
 from fewgpu.trace import Timeline
 from fewgpu.transport import Mailbox, refuse_devices_around
@@ -75,8 +75,7 @@ class Pipeline:
     def __init__(self, module: nn.Sequential, balance: Iterable[int], *,
                  schedule: str | Callable[[int, int], Schedule] = '1f1b', chunks: int = 1,
                  devices: Sequence[Any] | None = None, loss_fn: LossFn,
-                 optimizer: MakeOptimizer | None = None,
-                 checkpoint: str = 'never', ranks: 'Ranks | None' = None,
+                 optimizer: MakeOptimizer | None = None, checkpoint: str = 'never', ranks: 'Ranks | None' = None,
                  replicas: 'Replicas | None' = None, time_limit: float | None = None) -> None:
         verify_module(module)
         verify_devices(devices)
@@ -94,13 +93,12 @@ class Pipeline:
             ranks = Ranks(time_limit=60.0 if time_limit is None else time_limit)
         self.ranks, self.replicas = ranks, replicas
         count = ranks.size if ranks else None if devices is None else len(devices)
-        self._make = schedule_maker(schedule, len(self.balance), count)
-        layout = with_recompute(self._make(chunks), checkpoint)
+        self._plans = Plans(schedule_maker(schedule, len(self.balance), count), chunks, checkpoint)
+        layout = self._plans.layout
         is_mean(loss_fn)   # or raise
         if layout.update_every and (replicas or optimizer is None):
-            raise ValueError(f'{layout.name} updates the weights within a step: '
-                             + ('replicas need a schedule that flushes, as 1f1b' if replicas else
-                                'pass optimizer=...'))
+            raise ValueError(f'{layout.name} updates the weights within a step: ' + (
+                'replicas need a schedule that flushes, as 1f1b' if replicas else 'pass optimizer=...'))
         if ranks and len(layout.rows) != ranks.size:
             raise ValueError(f'the schedule {layout.name} of {layout.stages} stages needs '
                              f'{len(layout.rows)} ranks, a row a rank, and there are {ranks.size}')
@@ -109,35 +107,18 @@ class Pipeline:
         if ranks and devices is None:
             devices = [device_of_rank(ranks.index)]
         if ranks:
-            self._verify_alike(ranks, module, layout, optimizer is not None)
+            verify_alike(ranks, module, {'balance': self.balance, 'schedule': layout.name, 'chunks': chunks,
+                                         'checkpoint': checkpoint, 'an optimizer': optimizer is not None})
         self._held = Held(module, self.balance, layout, self._rows, devices)
         self.module, self.devices = self._held.module, self._held.devices   #: of this process
         self.optimizers = self._held.optimizers(optimizer)   #: by stage
         if self._last in self._held.partitions:
-            self._with_loss = WithLoss(self._held.partitions[self._last], loss_fn).to(
-                self.devices[-1].torch)
-        self._plans: dict[tuple, tuple[Schedule, Schedule]] = {}
+            self._with_loss = WithLoss(self._held.partitions[self._last], loss_fn).to(self.devices[-1].torch)
         self._turn = turn_of(module)
-        self._names = ([f'rank {rank}' for rank in ranks.members] if ranks else
-                       [device.name for device in self.devices])
+        self._names = [f'rank {rank}' for rank in ranks.members] if ranks else [each.name for each in self.devices]
         if replicas:
             replicas.start_alike(self.module)
         self._latest, self._spans = layout, [[] for _ in layout.rows]   # the schedule and its spans
-
-    def _verify_alike(self, ranks: 'Ranks', module: nn.Sequential, layout: Schedule,
-                      trains: bool) -> None:
-        """Raises ValueError on a rank that was given other arguments than the first one."""
-        layers = [f'{name} {tuple(p.shape)}' for name, p in module.named_parameters()]
-        mine = {'balance': f'{self.balance}', 'schedule': layout.name, 'chunks': f'{self.chunks}',
-                'checkpoint': self.checkpoint, 'an optimizer': f'{trains}', 'layers': ', '.join(layers)}
-        first = ranks.tell(0, mine)
-        for what, value in mine.items():
-            if value != first[what]:
-                error = ValueError(f'{what}: {value[:200]} on rank {ranks.members[ranks.index]}, '
-                                   f'{first[what][:200]} on rank {ranks.members[0]}: every rank makes '
-                                   f'the same Pipeline')
-                ranks.abort(error)
-                raise error
 
     def step(self, x: Any, y: Any) -> torch.Tensor:
         """Train on one mini-batch; its loss, a tensor without a graph (on every rank).
@@ -149,7 +130,7 @@ class Pipeline:
         with self._together(), torch.enable_grad():
             rows, seed = self._agree(x)
             losses = self._execute('training', x, y, rows, seed)
-            every = self._plan('training', len(rows), True)[0].update_every
+            every = self._plans.of('training', len(rows), True)[0].update_every
             return self._tell_all(losses and total(losses, rows, every, self.loss_fn))
 
     def eval_step(self, x: Any, y: Any = None) -> Any:
@@ -201,8 +182,7 @@ class Pipeline:
         self.module.load_state_dict({key: value for key, value in state.items() if key in own})
 
     def __reduce_ex__(self, protocol: int) -> Any:
-        raise TypeError('a Pipeline is not copied or pickled: copy or save its state_dict(), and make '
-                        'another Pipeline')
+        raise TypeError('a Pipeline is not copied or pickled: copy or save its state_dict(), and make another Pipeline')
 
     def close(self) -> None:
         """Leave the ranks; on threads there is nothing to do."""
@@ -238,52 +218,22 @@ class Pipeline:
 
     def _execute(self, purpose: str, x: Any, y: Any, rows: list[int], seed: int) -> list[Any]:
         """Run the schedule; what the last stage returned, a value a micro-batch, if it is here."""
-        whole, schedule = self._plan(purpose, len(rows), y is not None or purpose == 'training')
+        whole, schedule = self._plans.of(purpose, len(rows), y is not None or purpose == 'training')
         feed: dict[Message, Any] = {}
         if 0 in self._held.partitions:
             feed |= {activation(0, i): part for i, part in enumerate(scatter(x, len(rows)))}
         collect = []
         if self._last in self._held.partitions:
-            feed |= self._targets(y, rows, whole)
+            feed |= target_messages(y, rows, whole, self.loss_fn)
             collect = [activation(self._last + 1, i) for i in range(len(rows))]
         context = Context.capture(self.devices, seed)
         stages = {s: self._stage(s, schedule).begin(context, len(rows)) for s in self._held.partitions}
-        mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(
-            schedule, time_limit=self.time_limit)
+        mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(schedule, time_limit=self.time_limit)
         self._latest = schedule
         with telling_who_updated(stages):
             values, self._spans = run(schedule, self._rows, self.devices, stages, feed, collect,
                                       whole=whole, mailbox=mailbox)
         return values
-
-    def _plan(self, purpose: str, micro_batches: int, targets: bool) -> tuple[Schedule, Schedule]:
-        """The schedule, without and with its messages."""
-        key = purpose, micro_batches, targets
-        if key not in self._plans:
-            whole = self._make(micro_batches)
-            if whole.device_of != self._row_of:
-                raise ValueError(f'the schedule {whole.name} puts stages on other devices for '
-                                 f'{micro_batches} micro-batches than for {self.chunks}')
-            whole = (whole.forwards() if purpose == 'evaluation'
-                     else with_updates(with_recompute(whole, self.checkpoint)))
-            self._plans[key] = whole, with_messages(whole, targets=targets)
-        return self._plans[key]
-
-    def _targets(self, y: Any, rows: list[int], whole: Schedule) -> dict[Message, Any]:
-        """The messages that make the last stage compute the loss, and start its backward."""
-        if y is None and any(op.kind == 'U' for op in whole):
-            raise TypeError('the last stage needs the targets: step(x, y)')
-        if y is None:
-            return {}
-        if rows_of(y) != sum(rows):
-            raise ValueError(f'{rows_of(y)} rows of targets for {sum(rows)} rows of inputs')
-        if is_mean(self.loss_fn):
-            verify_all_rows_count(self.loss_fn, y)
-        parts = zip(scatter(y, len(rows)), shares(rows, whole.update_every, self.loss_fn))
-        feed: dict[Message, Any] = {target(self._last, i): part for i, part in enumerate(parts)}
-        if any(op.kind == 'U' for op in whole):
-            feed |= {gradient(self._last, i): [torch.ones(())] for i in range(len(rows))}
-        return feed
 
     def _stage(self, s: int, schedule: Schedule) -> Stage:
         takes_targets = any(op.message == target(s, 0) for op in schedule.rows[self._row_of[s]])
