@@ -34,10 +34,7 @@ def lines(series: Mapping[str, tuple[Sequence[float], Sequence[float | None]]], 
                 if value is not None:
                     ax.annotate(write.format(value), (at, value), (0, 6), textcoords='offset points',
                                 ha='center', fontsize=8)
-    if not log.count('x') and series:
-        ticks = sorted({at for xs, _ in series.values() for at in xs})
-        if len(ticks) <= 10 and all(float(at).is_integer() for at in ticks):
-            ax.set_xticks(ticks)
+    _ticks_at_the_points({at for xs, _ in series.values() for at in xs}, ax)
     ax.spines[['right', 'top']].set_visible(False)
     ax.spines[['left', 'bottom']].set_color(GREY)
     ax.tick_params(colors=GREY, labelsize=8)
@@ -50,3 +47,15 @@ def lines(series: Mapping[str, tuple[Sequence[float], Sequence[float | None]]], 
         ax.legend(frameon=False, fontsize=8, handlelength=3.2)
     title_of(ax, title)
     return ax.figure
+
+
+def _ticks_at_the_points(xs: set[float], ax: Axes) -> None:
+    """If the xs are few whole numbers that lie apart: those are what one wants to read off."""
+    ticks = sorted(xs)
+    if not ticks or len(ticks) > 10 or not all(float(at).is_integer() for at in ticks):
+        return
+    places = [ax.transScale.transform((at, 1.0))[0] for at in ticks]
+    room = (places[-1] - places[0]) or 1.0
+    if all(right - left > 0.01 * room * len(f'{at:g}') * 3 for left, right, at in zip(places, places[1:], ticks[1:])):
+        ax.set_xticks(ticks, [f'{at:g}' for at in ticks])
+        ax.set_xticks([], minor=True)
