@@ -32,7 +32,7 @@ def _texts(figure: Figure) -> Iterator[Text]:
     """All that are drawn; numbers inside operations are drawn only where they fit, and so are left out."""
     hidden = {label for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)
               for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]
-              for label in (tick.label1, tick.label2) if not _within(axis, tick.get_loc())}
+              for label in (tick.label1, tick.label2) if not (ax.axison and _within(axis, tick.get_loc()))}
     for text in figure.findobj(Text):
         if text.get_visible() and text.get_text().strip() and text not in hidden and not isinstance(text, Inside):
             yield text

@@ -84,9 +84,10 @@ def third_party_imports(folder: str) -> dict[str, str]:
     return {name: file for name, file in found.items() if name not in ours | set(sys.stdlib_module_names)}
 
 
-@pytest.mark.parametrize('folder', ['lib', 'exercises', 'solutions', 'tests'])
+@pytest.mark.parametrize('folder', ['lib', 'exercises', 'solutions', 'tests', 'notebooks'])
 def test_everything_imported_is_a_declared_dependency(folder):
-    known = pinned().keys() | {'IPython', 'jupyter_client', 'numpy'}  # come with ipywidgets, jupyterlab, matplotlib
+    brought = {'IPython', 'jupyter_client', 'nbformat', 'nbclient', 'numpy', 'PIL'}   # by jupyterlab and matplotlib
+    known = pinned().keys() | brought
     assert {name: file for name, file in third_party_imports(folder).items() if name not in known} == {}
 
 

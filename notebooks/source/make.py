@@ -31,7 +31,7 @@ from nbclient import NotebookClient
 from PIL import Image
 
 SOURCES = Path(__file__).resolve().parent
-KERNEL = {'display_name': 'Python 3 (ipykernel)', 'language': 'python', 'name': 'python3'}
+KERNEL = {'display_name': 'fewgpu', 'language': 'python', 'name': 'python3'}
 EXAMPLE = 'An example, measured on two cores without a GPU. Run the cell to see what your machine does.\n'
 NOT_COMPARED = {'measured', 'yours'}
 # Grading solutions, and without GPUs, so that every maker gets the same.

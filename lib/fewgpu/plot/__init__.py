@@ -11,9 +11,12 @@ hatching, so that they stay apart in grey print and for colour-blind readers.
 """
 
 from fewgpu.plot.curves import memory_curves
+from fewgpu.plot.exchanges import before_and_after, exchanges, overlaps
 from fewgpu.plot.lengths import bars, memory_bars
 from fewgpu.plot.lines import lines
 from fewgpu.plot.looks import Picture
 from fewgpu.plot.spans import timeline, timelines
+from fewgpu.plot.tasks import Task, tasks
 
-__all__ = ['Picture', 'bars', 'lines', 'memory_bars', 'memory_curves', 'timeline', 'timelines']
+__all__ = ['Picture', 'Task', 'bars', 'before_and_after', 'exchanges', 'lines', 'memory_bars',
+           'memory_curves', 'overlaps', 'tasks', 'timeline', 'timelines']

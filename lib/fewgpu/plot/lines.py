@@ -26,6 +26,9 @@ def lines(series: Mapping[str, tuple[Sequence[float], Sequence[float | None]]], 
     ax = ax or new_axes(6.0, 3.0)
     for name in log:
         getattr(ax, f'set_{name}scale')('log')
+        axis = getattr(ax, f'{name}axis')
+        axis.set_major_formatter('{x:g}')   # 100, and not a power of ten
+        axis.set_minor_formatter('')
     for (name, (xs, ys)), (colour, line, mark) in zip(series.items(), cycle(STYLES)):
         heights = [float('nan') if value is None else value for value in ys]
         ax.plot(xs, heights, color=colour, linestyle=line, marker=mark, markersize=4, linewidth=1.5, label=name)

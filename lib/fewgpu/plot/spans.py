@@ -39,11 +39,12 @@ def timeline(timeline: Timeline | None, ax: Axes | None = None, *, title: str = 
     if ax is None:
         ax, below = _own_axes(timeline)
     length = span or timeline.makespan or 1.0
+    digits = len(str(max(item.op.micro_batch for spans in timeline.rows for item in spans)))
     for row, spans in enumerate(timeline.rows):
         add_patch(ax, IDLE, 0.0, row, timeline.makespan or 1.0, LANE)
         stages = sorted({item.op.stage for item in spans})
         for item in spans:
-            _draw(ax, item, row, stages)
+            _draw(ax, item, row, stages, digits)
         row_end(ax, timeline.makespan, row, f'{timeline.busy_share[row]:.0%} busy')
     label_rows(ax, _row_names(timeline))
     time_axis(ax, length, unit)
@@ -105,26 +106,29 @@ def _height(timeline: Timeline) -> float:
 
 
 class Inside(Text):
-    """A text that is drawn only where it fits inside its patch, at whatever size the figure has."""
+    """A number that is drawn only where it fits inside its patch, at whatever size the figure has.
 
-    def __init__(self, patch: Rectangle, text: str, look: Look) -> None:
+    `digits` is how many the longest of its like has: where that does not fit, none of them is shown.
+    """
+
+    def __init__(self, patch: Rectangle, text: str, look: Look, digits: int = 1) -> None:
         x, y = patch.get_center()
         super().__init__(x, y, text, ha='center', va='center_baseline', color=look.ink, fontsize=SMALLEST)
         if look.hatch:
             self.set_path_effects([withStroke(linewidth=2.5, foreground=look.face)])
-        self.patch = patch
+        self.patch, self.digits = patch, max(digits, len(text))
         self.set_in_layout(False)
 
     def draw(self, renderer: Any) -> None:
         room = self.patch.get_window_extent(renderer)
-        if room.width < renderer.points_to_pixels(0.4 * SMALLEST * len(self.get_text())):
+        if room.width < renderer.points_to_pixels(0.4 * SMALLEST * self.digits):
             return   # a digit is wider than that: no need to measure it
         box = self.get_window_extent(renderer)
-        if box.width < room.width and box.height < 1.2 * room.height:
+        if box.width * self.digits / len(self.get_text()) < room.width and box.height < 1.2 * room.height:
             super().draw(renderer)
 
 
-def _draw(ax: Axes, item: Span, row: int, stages: Sequence[int]) -> None:
+def _draw(ax: Axes, item: Span, row: int, stages: Sequence[int], digits: int) -> None:
     look = LOOKS.get(item.op.kind, OTHER)
     height, middle = LANE, float(row)
     if item.op.kind in WAITS:
@@ -135,7 +139,7 @@ def _draw(ax: Axes, item: Span, row: int, stages: Sequence[int]) -> None:
     patch = add_patch(ax, look, item.start, middle, item.seconds, height)
     patch.set_gid(f'{item.op} of stage {item.op.stage}')   # also the name of its group in an SVG
     if item.op.micro_batch >= 0 and item.op.kind not in WAITS:
-        ax.add_artist(Inside(patch, str(item.op.micro_batch), look))
+        ax.add_artist(Inside(patch, str(item.op.micro_batch), look, digits))
 
 
 def _is_seen(item: Span, length: float) -> bool:

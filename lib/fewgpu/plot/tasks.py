@@ -43,14 +43,14 @@ def tasks(done: Iterable[Task], ax: Axes | None = None, *, title: str = '', unit
     rows = range(1 + max(task.worker for task in done))
     end = max(task.end for task in done)
     ax = ax or new_axes(8.0, 1.1 + 0.42 * len(rows))
-    busy = [0.0 for _ in rows]
+    busy, digits = [0.0 for _ in rows], len(str(max(task.item for task in done)))
     for row in rows:
         add_patch(ax, IDLE, 0.0, row, end, LANE)
     for task in done:
         look = looks[task.step]
         patch = add_patch(ax, look, task.start, task.worker, task.end - task.start, LANE)
         patch.set_gid(f'{task.step} {task.item}')
-        ax.add_artist(Inside(patch, str(task.item), look))
+        ax.add_artist(Inside(patch, str(task.item), look, digits))
         busy[task.worker] += task.end - task.start
     for row in rows:
         row_end(ax, end, row, f'{busy[row] / (end or 1.0):.0%} busy')

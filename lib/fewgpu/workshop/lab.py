@@ -14,7 +14,8 @@ from fewgpu.workshop.run import become
 
 KERNEL = 'fewgpu'  # what the kernel is called on a JupyterHub
 # Settings of JupyterLab that come before all others. Its kernel python3, the lessons' own, is the Python that runs it,
-# whatever is registered under that name; and it starts without asking whether to fetch news.
+# whatever is registered under that name; it starts without asking whether to fetch news; and a panel is
+# saved with its picture, which is there when the lesson is opened another day.
 SETTINGS = Path(__file__).with_name('jupyter')
 
 

@@ -61,7 +61,8 @@ def _show(command: list[str], hide: str | None = None) -> int:
     """Run it in the clone and print its output, but for lines with `hide`; its exit code."""
     here = str(Path(fewgpu.__file__).parents[1])   # the script shall run with the lesson's fewgpu
     path = os.pathsep.join(filter(None, [here, os.environ.get('PYTHONPATH')]))
-    environment = {**os.environ, 'PYTHONPATH': path, 'PYTHONUNBUFFERED': '1', 'PYTHONIOENCODING': 'utf-8'}
+    environment = {**os.environ, 'PYTHONPATH': path, 'PYTHONUNBUFFERED': '1', 'PYTHONIOENCODING': 'utf-8',
+                   'TTY_INTERACTIVE': '0'}   # colours, but no animations: a cell would keep every frame
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                encoding='utf-8', errors='replace', env=environment, cwd=repository())
     try:
@@ -78,7 +79,7 @@ def _show(command: list[str], hide: str | None = None) -> int:
 
 def compare(guess: float | None, measured: float, unit: str = '') -> None:
     """Print a measurement beside what was predicted for it; None means that nothing was."""
-    said = f'Found: {measured:.3g}{unit}.'
+    said = f'Found: {measured:,.0f}{unit}.' if abs(measured) >= 1000 else f'Found: {measured:.3g}{unit}.'
     if guess is None:
         print(f'{said} (No prediction was made.)')
         return

@@ -70,29 +70,36 @@ class Panel:
     def _build(self) -> Any:
         import ipywidgets
 
-        for name, control in self._controls.items():
-            self._built[name] = _control(ipywidgets, name, control)
-        line, image = ipywidgets.HTML(), ipywidgets.Image(format='png')
+        forms = _looks([control.label or name.replace('_', ' ') for name, control in self._controls.items()])
+        for (name, control), form in zip(self._controls.items(), forms, strict=True):
+            self._built[name] = _control(ipywidgets, control, self.values[name], form)
+        line = ipywidgets.HTML()
+        image = ipywidgets.Image(format='png', layout={'max_width': 'calc(100% - 4px)'})   # its margins
 
         def redraw(_: Any = None) -> None:
             self.values = {name: widget.value for name, widget in self._built.items()}
             try:
                 figure, text = self.picture()
+                data, looks = shown(figure)
             except Exception as error:   # of the draw function: the sliders must go on
                 line.value = f'{type(error).__name__}: {escape(str(error))}'
+                image.layout.visibility = 'hidden'   # and its place is kept: nothing below it moves
                 return
-            data, looks = shown(figure)
-            image.value, image.width = data['image/png'], str(looks['image/png']['width'])
+            with image.hold_sync():
+                image.value, image.width = data['image/png'], str(looks['image/png']['width'])
+            image.layout.visibility = 'visible'
             line.value = f'<b>{escape(text)}</b>'
 
         for widget in self._built.values():
             widget.observe(redraw, 'value')
         redraw()
-        rows = [[*self._built.values()][start:start + 2] for start in range(0, len(self._built), 2)]
-        return ipywidgets.VBox([*map(ipywidgets.HBox, rows), line, image])
+        controls = ipywidgets.Box([*self._built.values()], layout={'flex_flow': 'row wrap'})
+        return ipywidgets.VBox([controls, line, image])
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         figure, text = self.picture()
+        if text:
+            figure.suptitle(text, x=0.01, ha='left', fontsize=10)
         data, metadata = shown(figure)
         view = {'version_major': 2, 'version_minor': 0, 'model_id': self.widget().model_id}
         return {**data, 'text/plain': text or repr(self), WIDGET: view}, metadata
@@ -101,10 +108,16 @@ class Panel:
         return f"Panel({', '.join(f'{name}={value}' for name, value in self.values.items())})"
 
 
-def _control(ipywidgets: Any, name: str, control: Slider | Choice) -> Any:
-    looks = {'description': control.label or name.replace('_', ' '), 'style': {'description_width': '9em'},
-             'layout': {'width': '24em'}}
+def _looks(labels: list[str]) -> list[dict[str, Any]]:
+    """How controls look: as wide as the longest label needs, so that they stand in columns."""
+    label = 0.62 * max(map(len, labels), default=0) + 0.5    # em: no letter but m and w is wider
+    return [{'description': text, 'style': {'description_width': f'{label:.1f}em'},
+             'layout': {'width': f'{label + 19:.1f}em'}} for text in labels]
+
+
+def _control(ipywidgets: Any, control: Slider | Choice, value: Any, looks: dict[str, Any]) -> Any:
     if isinstance(control, Choice):
-        return ipywidgets.Dropdown(options=list(control.of), value=control.value, **looks)
-    kind = ipywidgets.IntSlider if all(isinstance(value, int) for value in control[:4]) else ipywidgets.FloatSlider
-    return kind(value=control.value, min=control.lowest, max=control.highest, step=control.step, **looks)
+        return ipywidgets.Dropdown(options=list(control.of), value=value, **looks)
+    whole = all(isinstance(number, int) for number in control[:4])
+    kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider
+    return kind(value=value, min=control.lowest, max=control.highest, step=control.step, **looks)

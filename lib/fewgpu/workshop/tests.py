@@ -40,8 +40,8 @@ def pytest_options(root: Path, everything: bool, extra: list[str]) -> list[str]:
             options.append('notebooks')
     if everything:
         # What cells print is compared, but where they measure (see notebooks/source/make.py). They run in this
-        # environment, whatever kernel they name.
-        options += ['--nbval', '--nbval-current-env']
+        # environment, whatever kernel they name, and solutions are graded in them.
+        options += ['-p', 'tests.lessons', '--nbval', '--nbval-current-env']
     return [*options, *extra]
 
 

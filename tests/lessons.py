@@ -1,4 +1,7 @@
-"""What running the lessons as tests needs: solutions are graded, and every picture is looked at."""
+"""What running the lessons as tests needs: solutions are graded, and every picture is looked at.
+
+A plugin of pytest: `./workshop.py test --all` loads it, `pytest -p tests.lessons --nbval notebooks` does the same.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +23,8 @@ del sys, Path, watch
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     """Before a notebook's first cell its kernel is started, in these surroundings."""
+    if item.path.suffix != '.ipynb':
+        return (yield)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in surroundings(item.config).items():
             patch.setenv(name, value)
@@ -30,6 +35,8 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """A picture that cannot be read fails the cell that shows it."""
     yield
+    if item.path.suffix != '.ipynb':
+        return
     if found := noted(folder(item.config, 'pictures')):
         pytest.fail('a picture of this cell is hard to read:\n' + '\n\n'.join(found), pytrace=False)
 

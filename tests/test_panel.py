@@ -1,0 +1,161 @@
+"""Laws of a panel: what draw gives for the values of its controls is what is seen, whoever moved them."""
+
+import io
+from html import escape
+
+import ipywidgets
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from fewgpu.plot.looks import shown
+from fewgpu.workshop.panel import WIDGET, Choice, Panel, Slider
+
+NAMES, LETTERS = ('stages', 'cost', 'kind'), ('a', 'b', 'c')
+START = {'stages': 4, 'cost': 0.5, 'kind': 'a'}
+
+
+def draw(stages, cost, kind):
+    """A picture, and a line, that no other values give."""
+    figure = Figure(figsize=(1 + stages / 10, 1))
+    figure.text(0.1, 0.5, f'{stages} {cost:g} {kind}', fontsize=8)
+    return figure, f'<{stages}> & {cost:g}, {kind}'
+
+
+def panel():
+    return Panel(draw, stages=Slider(4, 1, 8), cost=Slider(0.5, 0, 2, 0.25),
+                 kind=Choice('a', LETTERS, 'which one'))
+
+
+def controls(panel):
+    """Its widgets by the name of the argument, as they stand in the panel."""
+    return dict(zip(panel.values, panel.widget().children[0].children, strict=True))
+
+
+def line(panel):
+    return panel.widget().children[1].value
+
+
+def image(panel):
+    return panel.widget().children[2]
+
+
+def pixels(png):
+    return imread(io.BytesIO(png)).tobytes()
+
+
+VALUES = st.fixed_dictionaries({
+    'stages': st.integers(1, 8), 'cost': st.integers(0, 8).map(lambda quarters: quarters / 4),
+    'kind': st.sampled_from(LETTERS)})
+
+
+def assert_it_shows(panel, values):
+    figure, text = draw(**values)
+    data, looks = shown(figure)
+    assert panel.values == values == {name: widget.value for name, widget in controls(panel).items()}
+    assert pixels(image(panel).value) == pixels(data['image/png'])
+    assert image(panel).width == str(looks['image/png']['width'])
+    assert line(panel) == f'<b>{escape(text)}</b>'
+    assert panel.picture()[1] == text
+
+
+@settings(max_examples=10)
+@given(st.lists(st.tuples(VALUES, st.permutations(NAMES), st.booleans()), min_size=1, max_size=3))
+def test_wherever_a_control_is_moved_from_the_panel_shows_what_draw_gives(moves):
+    moved = panel()
+    assert_it_shows(moved, START)
+    for values, order, by_hand in moves:
+        for name in order:
+            if by_hand:
+                controls(moved)[name].value = values[name]
+            else:
+                moved.set(**{name: values[name]})
+        assert_it_shows(moved, values)
+
+
+@settings(max_examples=5)
+@given(VALUES)
+def test_what_is_set_before_anybody_looks_is_what_is_seen(values):
+    moved = panel()
+    moved.set(**values)
+    assert moved.values == values
+    assert_it_shows(moved, values)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_every_control_reaches_draw_under_its_own_name_and_alone(name):
+    moved, other = panel(), {'stages': 7, 'cost': 1.25, 'kind': 'c'}
+    before = image(moved).value
+    moved.set(**{name: other[name]})
+    assert_it_shows(moved, START | {name: other[name]})
+    assert image(moved).value != before
+
+
+def test_whole_numbers_stay_whole_and_a_slider_ends_where_it_is_said_to():
+    got = []
+    moved = Panel(lambda **values: got.append(values) or Figure(), stages=Slider(4, 1, 8),
+                  cost=Slider(1, 0, 2, 0.5))
+    sliders = controls(moved)
+    assert {name: type(value) for name, value in got[-1].items()} == {'stages': int, 'cost': float}
+    assert [(slider.min, slider.max, slider.step) for slider in sliders.values()] == [(1, 8, 1), (0, 2, 0.5)]
+    moved.set(stages=99, cost=-1)
+    assert moved.values == got[-1] == {'stages': 8, 'cost': 0}
+
+
+def test_labels_are_the_arguments_in_words_unless_others_are_given_and_none_is_cut_off():
+    some = Panel(lambda **_: Figure(), micro_batches=Slider(4, 1, 8),
+                 x=Slider(4, 1, 8, label='how much memory a GPU has'))
+    widgets = [*controls(some).values()]
+    assert [widget.description for widget in widgets] == ['micro batches', 'how much memory a GPU has']
+    for widget in widgets:
+        room, whole = (float(length.removesuffix('em')) for length in (widget.style.description_width,
+                                                                       widget.layout.width))
+        assert room > 0.6 * len(widget.description) and whole > room + 12   # and a slider beside it
+
+
+def test_a_draw_that_raises_is_shown_in_place_of_the_picture_and_the_controls_go_on():
+    def fragile(stages):
+        if stages == 3:
+            raise ValueError('no <3> stages')
+        return draw(stages, 1, 'a')
+
+    moved = Panel(fragile, stages=Slider(4, 1, 8))
+    slider, = controls(moved).values()
+    slider.value = 3
+    assert line(moved) == 'ValueError: no &lt;3&gt; stages'
+    assert image(moved).layout.visibility == 'hidden'   # which keeps its place on the page
+    slider.value = 2
+    assert image(moved).layout.visibility == 'visible'
+    assert line(moved) == f'<b>{escape(draw(2, 1, "a")[1])}</b>'
+    assert pixels(image(moved).value) == pixels(shown(draw(2, 1, 'a')[0])[0]['image/png'])
+
+
+@settings(max_examples=5)
+@given(VALUES)
+def test_a_notebook_gets_the_widget_and_for_pages_without_widgets_the_picture(values):
+    moved = panel()
+    moved.set(**values)
+    data, looks = moved._repr_mimebundle_(include=None, exclude=None)
+    figure, text = draw(**values)
+    figure.suptitle(text, x=0.01, ha='left', fontsize=10)   # no line stands above it there
+    expected, width = shown(figure)
+    assert data.keys() == {WIDGET, 'image/png', 'text/plain'} and looks == width
+    assert pixels(data['image/png']) == pixels(expected['image/png'])
+    assert data['text/plain'] == text
+    assert data[WIDGET] == {'version_major': 2, 'version_minor': 0, 'model_id': moved.widget().model_id}
+    assert isinstance(moved.widget(), ipywidgets.VBox) and moved.widget() is moved.widget()
+
+
+def test_a_panel_without_a_line_is_named_by_its_values():
+    data, _ = Panel(lambda stages: Figure(), stages=Slider(4, 1, 8))._repr_mimebundle_()
+    assert data['text/plain'] == 'Panel(stages=4)'
+
+
+@given(st.text().filter(lambda name: name not in NAMES))
+def test_an_unknown_slider_is_refused_with_the_names_there_are(name):
+    refused = panel()
+    with pytest.raises(KeyError, match='there is no slider .*; there are stages, cost, kind'):
+        refused.set(**{name: 1})
+    assert refused.values == START
