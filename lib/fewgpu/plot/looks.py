@@ -123,6 +123,6 @@ def time_unit(seconds: float) -> tuple[str, float]:
 def size(amount: float, counts: str = 'bytes') -> str:
     """Bytes in the unit that suits them, or another count."""
     if counts != 'bytes':
-        return f'{amount:g} {counts}'
+        return f'{amount:.3g} {counts}'
     return next((f'{amount / factor:.3g} {unit}' for unit, factor in
                  (('GB', 1e9), ('MB', 1e6), ('kB', 1e3)) if amount >= factor), f'{amount:g} B')
