@@ -11,9 +11,9 @@ def gpipe(stages: int, micro_batches: int) -> Schedule:
                                      device 1 | F0 F1 F2 B2 B1 B0
 
     F2 is the forward of micro-batch 2 and B2 its backward (all letters: fewgpu.schedule.op). Stage s
-    lives on device s. The bubble, the share of a step in which devices are idle, is (n - 1) / (m + n - 1) of a step for n stages and m
-    micro-batches of equal cost. A stage stashes m micro-batches at its peak: it keeps what their
-    backwards will need.
+    lives on device s. The bubble, the share of a step in which devices are idle, is
+    (n - 1) / (m + n - 1) for n stages and m micro-batches of equal cost. A stage stashes m
+    micro-batches at its peak: it keeps what their backwards will need.
 
     Raises ValueError if there is no stage or no micro-batch.
     """
