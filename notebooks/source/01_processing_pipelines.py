@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 1 Parallel computing and processing pipelines
 #
-# When you are through, in about 40 minutes (20 of them for an exercise), you will be able to
+# When you are through, in about 25 minutes (an exercise of 20 comes on top), you will be able to
 #
 # - share work among workers in two ways: by its items, or by its steps;
 # - compute how long a pipeline takes, and how much of that time its workers are idle;

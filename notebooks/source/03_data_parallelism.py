@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 3 Data parallelism and collectives
 #
-# When you are through, in about 45 minutes, you will be able to
+# When you are through, in about 45 minutes (two exercises, of 40 and 50, come on top), you will be able to
 #
 # - average gradients so that several processes take exactly the step that one would take;
 # - say for each collective operation who has what before and after it, and who sends what to whom;

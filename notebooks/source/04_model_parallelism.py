@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 4 Model parallelism
 #
-# When you are through, in about 40 minutes (and 25 more for the exercise), you will be able to
+# When you are through, in about 40 minutes (an exercise of 25 comes on top), you will be able to
 #
 # - spread a model over two devices by hand, and train with it what does not fit one of them;
 # - say why its devices work one at a time, and how much of each is used;

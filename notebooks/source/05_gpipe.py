@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 5 GPipe: micro-batches and the bubble
 #
-# When you are through, in about 45 minutes (the exercises come on top), you will be able to
+# When you are through, in about 45 minutes (two exercises, of 25 and 40, come on top), you will be able to
 #
 # - write the schedule of a GPipe pipeline, and say how much of a step its devices are idle;
 # - choose the number of micro-batches, from a model of the costs and from a measurement;

@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 6 Recompute: memory for time
 #
-# When you are through, in about 40 minutes (the exercise comes on top), you will be able to
+# When you are through, in about 40 minutes (an exercise of 35 comes on top), you will be able to
 #
 # - say what a stage of a pipeline keeps for its backwards, and count it in bytes;
 # - tell what recompute saves and what it costs, before you run it;

@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 7 Balancing
 #
-# When you are through, in about 45 minutes (and 40 more for the exercise), you will be able to
+# When you are through, in about 45 minutes (an exercise of 40 comes on top), you will be able to
 #
 # - say what an unbalanced pipeline loses, and why more micro-batches do not help it;
 # - profile the layers of a network, and cut it by time or by memory;

@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 8 Hands-on: ResNet-50 on MNIST with GPipe
 #
-# When you are through, in about 40 minutes, you will be able to
+# When you are through, in about 40 minutes (exercise 09 is one of its parts), you will be able to
 #
 # - turn a plain PyTorch script into a pipeline, in five steps;
 # - compare both by samples a second and by the memory of every device;

@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 9 1F1B, interleaving, zero bubble
 #
-# When you are through, in about 35 minutes and the 30 of the exercise, you will be able to
+# When you are through, in about 35 minutes (an exercise of 30 comes on top), you will be able to
 #
 # - say why a stage of 1F1B keeps fewer micro-batches than one of GPipe, and write the schedule yourself;
 # - divide the bubble by holding several stages on a device, and say what that costs;
