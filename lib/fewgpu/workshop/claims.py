@@ -1,5 +1,6 @@
 """Claims of the lectures behind the lessons, and what a run of a lesson says about them."""
 
+import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -60,7 +61,7 @@ class Claims:
         text = TEXTS[claim]
         finding = Finding(claim, None if confirmed is None else bool(confirmed), found, by)
         self._findings[claim] = finding
-        print(f'{claim}: {text}\n  {finding.verdict}: {found}')
+        print(_wrapped(f'{claim}: {text}'), _wrapped(f'{finding.verdict}: {found}', '  '), sep='\n')
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(sorted(self._findings.values()))
@@ -71,3 +72,8 @@ class Claims:
 
     def __repr__(self) -> str:
         return '\n'.join(f'{one.claim} {one.verdict}: {TEXTS[one.claim]} Found: {one.found}' for one in self)
+
+
+def _wrapped(text: str, indent: str = '') -> str:
+    """In lines that fit the page of a notebook."""
+    return textwrap.fill(text, 96, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)

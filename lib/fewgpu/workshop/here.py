@@ -41,7 +41,7 @@ class Here:
         found = {0: 'no GPU', 1: 'one GPU'}.get(gpus, f'{gpus} GPUs') + f', {cores()} cores'
         said = ('Stages share a GPU: they fit what one would not, but are no faster.' if self.shared else
                 f'Working at the same time, each device is {self.efficiency:.0%} as fast as alone.')
-        return f'{names} (this machine: {found}). {said}'
+        return f'{names} (this machine: {found}).\n{said}'
 
 
 class Measured(NamedTuple):
