@@ -89,7 +89,9 @@ def test_before_anything_runs_the_stored_outputs_are_shown(opened):
     for count, cell in enumerate(CELLS):
         outputs = cell.get('outputs', [])
         shows_pictures(opened, count, sum('image/png' in output.get('data', {}) for output in outputs))
-    assert opened.output(number('compare(my_guess')).startswith('Measured: 94 MB.')
+    prediction = opened.cell(number('compare(my_guess'))
+    assert opened.all('.jp-OutputPlaceholder', prediction), 'the answer to a prediction is to be folded'
+    assert not opened.all('.jp-OutputArea-output', prediction)
     panel = number('Panel(draw')
     assert opened.pictures(panel) and not opened.all('.jupyter-widgets', opened.cell(panel))
     opened.shoot('stored')
@@ -98,6 +100,7 @@ def test_before_anything_runs_the_stored_outputs_are_shown(opened):
 def test_all_cells_run_without_an_error_and_show_their_pictures(ran):
     assert ran.complaints() == []
     assert ran.prompts() == [f'[{count}]:' for count in range(1, len(ran.prompts()) + 1)]
+    assert ran.output(number('compare(my_guess')).startswith('Found: 94 MB.')
     shows_pictures(ran, number('plot.timeline(timeline'), 1)
     shows_pictures(ran, number('Panel(draw'), 1)
     for count in range(0, len(CELLS), 2):
@@ -192,6 +195,7 @@ def test_a_saved_lesson_that_is_opened_another_day_still_shows_its_pictures(ran,
     ran.menu('File', 'Close Tab')
     until(lambda: not ran.all('.jp-Notebook'), 'the lesson to close')
     ran.open(lab.address, LESSON, len(CELLS))
+    assert ran.output(number('compare(my_guess')).startswith('Found: 94 MB.')
     shows_pictures(ran, number('plot.timeline(timeline'), 1)
     shows_pictures(ran, number('Panel(draw'), 1)
     ran.shoot('another_day')

@@ -12,6 +12,7 @@ from matplotlib.image import imread
 
 from fewgpu.plot.looks import shown
 from fewgpu.workshop.panel import WIDGET, Choice, Panel, Slider
+from tests.pictures import faults
 
 NAMES, LETTERS = ('stages', 'cost', 'kind'), ('a', 'b', 'c')
 START = {'stages': 4, 'cost': 0.5, 'kind': 'a'}
@@ -24,7 +25,7 @@ def draw(stages, cost, kind):
     return figure, f'<{stages}> & {cost:g}, {kind}'
 
 
-def panel():
+def panel(draw=draw):
     return Panel(draw, stages=Slider(4, 1, 8), cost=Slider(0.5, 0, 2, 0.25),
                  kind=Choice('a', LETTERS, 'which one'))
 
@@ -135,17 +136,35 @@ def test_a_draw_that_raises_is_shown_in_place_of_the_picture_and_the_controls_go
 @settings(max_examples=5)
 @given(VALUES)
 def test_a_notebook_gets_the_widget_and_for_pages_without_widgets_the_picture(values):
-    moved = panel()
+    moved, without_line = panel(), panel(lambda **values: draw(**values)[0])
     moved.set(**values)
-    data, looks = moved._repr_mimebundle_(include=None, exclude=None)
+    without_line.set(**values)
     figure, text = draw(**values)
-    figure.suptitle(text, x=0.01, ha='left', fontsize=10)   # no line stands above it there
     expected, width = shown(figure)
+    data, looks = without_line._repr_mimebundle_(include=None, exclude=None)
+    assert pixels(data['image/png']) == pixels(expected['image/png']) and looks == width
+    data, looks = moved._repr_mimebundle_(include=None, exclude=None)
     assert data.keys() == {WIDGET, 'image/png', 'text/plain'} and looks == width
-    assert pixels(data['image/png']) == pixels(expected['image/png'])
     assert data['text/plain'] == text
     assert data[WIDGET] == {'version_major': 2, 'version_minor': 0, 'model_id': moved.widget().model_id}
     assert isinstance(moved.widget(), ipywidgets.VBox) and moved.widget() is moved.widget()
+
+
+@pytest.mark.parametrize('layout', [None, 'constrained'])
+def test_in_the_static_picture_the_line_has_room_of_its_own(layout):
+    def draw(height: int) -> tuple[Figure, str]:
+        figure = Figure(figsize=(4, height), layout=layout)
+        figure.add_axes((0, 0, 1, 1)) if layout is None else figure.add_subplot()
+        figure.axes[0].set_title('the title of the picture', loc='left', y=0.8 if layout is None else 1.0)
+        figure.axes[0].set_axis_off()
+        seen.append(figure)
+        return figure, f'a line of text about {height} inches'
+
+    seen: list[Figure] = []
+    for height in (1, 3):
+        Panel(draw, height=Slider(height, 1, 4))._repr_mimebundle_()
+        assert faults(seen[0]) == []
+        seen.clear()
 
 
 def test_a_panel_without_a_line_is_named_by_its_values():

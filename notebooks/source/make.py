@@ -13,6 +13,8 @@ Tags of a cell, as in `# %% tags=["measured"]`, say what becomes of its output:
     (none)      the same on every machine: stored, and compared whenever the tests run the notebook
     measured    another one in every run: stored as an example, and marked as one
     yours       depends on what the learner has done: not stored
+
+What answers a prediction (the cell of `my_guess` and those below it, until the next text) is stored folded.
 """
 
 import argparse
@@ -52,7 +54,7 @@ def made_from(source: str, old: nbformat.NotebookNode | None = None) -> nbformat
     notebook = jupytext.reads(source, fmt='py:percent')
     notebook.metadata.clear()
     notebook.metadata.update(kernelspec=KERNEL, language_info={'name': 'python'})
-    names = set()
+    names, answers = set(), False
     for number, cell in enumerate(notebook.cells):
         # Named after its text: a new cell does not rename the others.
         name = hashlib.sha256(cell.source.encode()).hexdigest()[:8]
@@ -62,6 +64,9 @@ def made_from(source: str, old: nbformat.NotebookNode | None = None) -> nbformat
         cell.metadata.clear()
         if tags:
             cell.metadata['tags'] = tags + ['nbval-ignore-output'] * bool(NOT_COMPARED & {*tags})
+        answers = cell.cell_type == 'code' and ('my_guess = ' in cell.source or answers)
+        if answers:   # JupyterLab unfolds it when the cell is run, after the prediction
+            cell.metadata['jupyter'] = {'outputs_hidden': True}
     if old is not None and [*_code(old)] == [*_code(notebook)]:
         for cell, before in zip(_code_cells(notebook), _code_cells(old)):
             cell.outputs, cell.execution_count = before.outputs, before.execution_count

@@ -98,14 +98,25 @@ class Panel:
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         figure, text = self.picture()
-        if text:
-            figure.suptitle(text, x=0.01, ha='left', fontsize=10)
-        data, metadata = shown(figure)
+        data, metadata = shown(_captioned(figure, text) if text else figure)
         view = {'version_major': 2, 'version_minor': 0, 'model_id': self.widget().model_id}
         return {**data, 'text/plain': text or repr(self), WIDGET: view}, metadata
 
     def __repr__(self) -> str:
         return f"Panel({', '.join(f'{name}={value}' for name, value in self.values.items())})"
+
+
+def _captioned(figure: Figure, text: str) -> Figure:
+    """The figure with the line at its top, where no widget shows it."""
+    if figure.get_layout_engine() is None:   # make room: its axes would stay where they are
+        height = figure.get_figheight()
+        share = height / (height + 0.3)
+        figure.set_figheight(height + 0.3)
+        for ax in figure.axes:
+            left, bottom, wide, high = ax.get_position().bounds
+            ax.set_position([left, bottom * share, wide, high * share])
+    figure.suptitle(text, x=0.01, ha='left', fontsize=10)
+    return figure
 
 
 def _looks(labels: list[str]) -> list[dict[str, Any]]:
