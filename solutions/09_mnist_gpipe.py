@@ -52,9 +52,11 @@ def build(args):
     # STEP 2: no model.to(device) any more: GPipe moves every stage to its own device
     # was: model.to(devices[0].torch)
     # END
-    # STEP 3: choose the balance, so many layers a stage: args.balance_by is 'time', 'memory', or already a list of
-    #         numbers. To measure with, any images will do: random ones of shape (rows, 1, 28, 28), for example.
-    # Hint: balance_by_time(stages, model, micro_batch) or balance_by_size(stages, model, mini_batch, chunks=...)
+    # STEP 3: choose the balance, how many layers each stage gets: args.balance_by is 'time', 'memory', or already a
+    #         list of numbers. To measure with, any images will do: random ones of shape (rows, 1, 28, 28), for example.
+    # Hint: balance_by_time(stages, model, micro_batch), or balance_by_size(stages, model, mini_batch, chunks=...,
+    #       param_scale=...): chunks says into how many micro-batches it is cut, and param_scale how many numbers
+    #       training keeps of each parameter (it, its gradient and, with args.momentum, its momentum)
     stages, sample = len(devices), torch.rand(args.batchsize, 1, 28, 28)
     if args.balance_by == 'time':
         micro_batch = sample.chunk(args.num_microbatches)[0]
@@ -68,6 +70,7 @@ def build(args):
     # END
     # STEP 4: wrap the model in GPipe, with its balance, devices, micro-batches and recompute
     # Hint: GPipe = pipeline_of(args.engine); model = GPipe(model, balance, devices=..., chunks=..., checkpoint=...)
+    #       The flags are args.num_microbatches and args.checkpoint.
     GPipe = pipeline_of(args.engine)            # fewgpu.GPipe, or torchgpipe's to compare with
     model = GPipe(model, balance, devices=devices, chunks=args.num_microbatches, checkpoint=args.checkpoint)
     # END

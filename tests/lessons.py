@@ -3,6 +3,7 @@
 A plugin of pytest: `./workshop.py test --all` loads it, `pytest -p tests.lessons --nbval notebooks` does the same.
 """
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.pictures import watch
 watch(Path({folder!r}))
 del sys, Path, watch
 """
+CHANGED = 'somebody has worked in it: `git checkout {path}` brings back the one that comes with the kit (and takes the work away)'
 
 
 @pytest.hookimpl(wrapper=True)
@@ -34,11 +36,22 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """A picture that cannot be read fails the cell that shows it."""
-    yield
     if item.path.suffix != '.ipynb':
-        return
+        return (yield)
+    noted(folder(item.config, 'pictures'))   # what a cell left that failed by itself
+    try:
+        yield
+    except Exception:
+        if changed(item.path):
+            item.add_report_section('call', 'this lesson', CHANGED.format(path=item.path))
+        raise
     if found := noted(folder(item.config, 'pictures')):
         pytest.fail('a picture of this cell is hard to read:\n' + '\n\n'.join(found), pytrace=False)
+
+
+def changed(path: Path) -> bool:
+    """Does the notebook differ from what git has?"""
+    return subprocess.run(['git', 'diff', '--quiet', '--', path.name], cwd=path.parent, check=False).returncode == 1
 
 
 def surroundings(config: pytest.Config) -> dict[str, str]:

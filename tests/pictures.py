@@ -1,5 +1,6 @@
 """Can a picture be read? No text over another or beyond the edge, none too small, series apart in grey."""
 
+import io
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from fewgpu.plot.spans import Inside
+from fewgpu.workshop.panel import Panel, Slider
 
 SMALLEST = 8      # points
 APART = 0.1       # of the lightness between black and white
@@ -101,7 +103,10 @@ def _lightness(series: Line2D | Patch) -> float:
 
 
 def watch(folder: Path) -> None:
-    """From now on, note the faults of every picture that this process saves in a file of the folder."""
+    """From now on, note the faults of every picture that this process saves in a file of the folder.
+
+    Of a panel the pictures of its ends are looked at, too: all sliders at the lowest, all at the highest value.
+    """
     save = Figure.savefig
 
     def saved(figure: Figure, *args, **kwargs) -> None:
@@ -110,7 +115,16 @@ def watch(folder: Path) -> None:
             number = len([*folder.iterdir()])
             (folder / f'{number}.txt').write_text('\n'.join(found), encoding='utf-8')
 
-    Figure.savefig = saved
+    def displayed(panel: Panel, **asked) -> tuple[dict, dict]:
+        for end in ('lowest', 'highest'):
+            panel.set(**{name: getattr(control, end) for name, control in panel._controls.items()
+                         if isinstance(control, Slider)})
+            panel.picture()[0].savefig(io.BytesIO())
+        panel.set(**{name: control.value for name, control in panel._controls.items()})
+        return display(panel, **asked)
+
+    display = Panel._repr_mimebundle_
+    Figure.savefig, Panel._repr_mimebundle_ = saved, displayed
 
 
 def noted(folder: Path) -> list[str]:

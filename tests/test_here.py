@@ -1,12 +1,15 @@
 """What a lesson finds on its machine, and training steps that are measured in a cell."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from fewgpu import GPipe, ModelParallel, get_devices
 from fewgpu.workshop import here as module
-from fewgpu.workshop.here import Here, measure
+from fewgpu.workshop.here import Here
+from fewgpu.workshop.measure import gradient_of, measure
 
 
 def linear() -> nn.Sequential:
@@ -39,3 +42,20 @@ def test_a_measured_pipeline_learns_what_the_plain_model_learns():
     assert [len(one.memory) for one in shown] == [1, 2, 2] and all(one.speed > 0 for one in shown)
     assert shown[0].timeline is None and len(shown[1].timeline.rows) == 2
     assert repr(shown[0]).startswith(f'{shown[0].speed:.1f} samples/sec\nCPU 0: allocated')
+
+
+@pytest.mark.parametrize('names', [['GPU 0', 'GPU 1'], ['GPU 0', 'GPU 0']])
+def test_of_gpus_no_efficiency_is_claimed_and_a_shared_one_is_named(monkeypatch, names):
+    monkeypatch.setattr(module, 'get_devices', lambda n: [SimpleNamespace(name=name, is_virtual=False) for name in names])
+    here = Here(2)
+    shared = len({*names}) == 1
+    assert here.on_gpus and here.efficiency is None and '%' not in repr(here)
+    assert (here.shared, here.steady) == (shared, not shared) and ('share a GPU' in repr(here)) == shared
+
+
+def test_gradients_come_in_the_order_of_the_parameters():
+    model = linear()
+    model[1].bias.requires_grad_(False)
+    model(torch.randn(3, 16)).sum().backward()
+    parts = [parameter.grad.flatten() for parameter in model.parameters() if parameter.requires_grad]
+    assert torch.equal(gradient_of(model), torch.cat(parts))

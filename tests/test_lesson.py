@@ -89,12 +89,25 @@ def test_a_prediction_is_well_seen_within_a_fifth(measured, off):
     with contextlib.redirect_stdout(io.StringIO()) as out:
         lesson.compare(measured * off, measured, ' MB')
     if abs(abs(off - 1) - 0.2) > 1e-9:
-        assert ('well seen' in out.getvalue()) == (abs(off - 1) < 0.2)
+        assert ('not close' not in out.getvalue()) == (abs(off - 1) < 0.2)
 
 
 def test_no_prediction_is_no_fault(capsys):
     lesson.compare(None, 0.5, ' s')
     assert capsys.readouterr().out == 'Found: 0.5 s. (No prediction was made.)\n'
+
+
+@pytest.mark.parametrize('guess', ['12', '', '1,5', [1], True, 1j])
+def test_a_prediction_that_is_no_number_gets_a_sentence(guess, capsys):
+    lesson.compare(guess, 12, ' MB', doubt=' (but busy)')
+    said = capsys.readouterr().out
+    assert said.startswith('Found: 12 MB. (A prediction is a number') and said.endswith(' (but busy)\n')
+
+
+@pytest.mark.parametrize('value, written', [(0.5, '0.5'), (12.34, '12.3'), (999.4, '999'), (999.9, '1,000'), (1000, '1,000'), (9139, '9,139')])
+def test_what_is_found_is_written_without_powers_of_ten(value, written, capsys):
+    lesson.compare(None, value)
+    assert capsys.readouterr().out == f'Found: {written}. (No prediction was made.)\n'
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(TEXTS)), st.sampled_from([True, False, None]))))

@@ -1,6 +1,7 @@
 """Laws of a panel: what draw gives for the values of its controls is what is seen, whoever moved them."""
 
 import io
+import sys
 from html import escape
 
 import ipywidgets
@@ -101,7 +102,7 @@ def test_whole_numbers_stay_whole_and_a_slider_ends_where_it_is_said_to():
     sliders = controls(moved)
     assert {name: type(value) for name, value in got[-1].items()} == {'stages': int, 'cost': float}
     assert [(slider.min, slider.max, slider.step) for slider in sliders.values()] == [(1, 8, 1), (0, 2, 0.5)]
-    moved.set(stages=99, cost=-1)
+    moved.set(stages=8, cost=0)
     assert moved.values == got[-1] == {'stages': 8, 'cost': 0}
 
 
@@ -178,3 +179,44 @@ def test_an_unknown_slider_is_refused_with_the_names_there_are(name):
     with pytest.raises(KeyError, match='there is no slider .*; there are stages, cost, kind'):
         refused.set(**{name: 1})
     assert refused.values == START
+
+
+@pytest.mark.parametrize('control, message', [
+    (Slider(9, 1, 8), 'goes from 1 to 8, and cannot be 9'), (Slider(1, 5, 2), 'the lower one first'),
+    (Slider(1, 1, 2, 0), 'step be above 0'), (Choice('z', LETTERS), "one of 'a', 'b', 'c', and cannot be 'z'")])
+def test_a_control_that_cannot_stand_there_is_refused(control, message):
+    with pytest.raises(ValueError, match=message):
+        Panel(draw, stages=control)
+
+
+@given(st.one_of(st.integers(max_value=0), st.integers(min_value=9), st.text()))
+def test_to_set_what_cannot_be_moves_nothing(value):
+    moved = panel()
+    with pytest.raises(ValueError, match='stages'):
+        moved.set(cost=1.0, stages=value)
+    assert moved.values == START
+
+
+def test_without_ipywidgets_there_is_the_picture(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'ipywidgets', None)
+    data, _ = panel()._repr_mimebundle_()
+    assert data.keys() == {'image/png', 'text/plain'}
+
+
+def test_a_picture_that_fails_at_first_still_has_its_sliders():
+    def fails(stages):
+        if stages == 4:
+            raise ValueError('not four')
+        return draw(stages, 1, 'a')
+
+    moved = Panel(fails, stages=Slider(4, 1, 8))
+    data, _ = moved._repr_mimebundle_()
+    assert data['text/plain'] == 'ValueError: not four' and 'image/png' not in data and WIDGET in data
+    controls(moved)['stages'].value = 3
+    assert line(moved) == f'<b>{escape(draw(3, 1, "a")[1])}</b>'
+
+
+@pytest.mark.parametrize('at_once', [0.0, 60.0])
+def test_a_slow_picture_is_redrawn_only_when_its_slider_is_let_go(monkeypatch, at_once):
+    monkeypatch.setattr('fewgpu.workshop.panel.AT_ONCE', at_once)
+    assert controls(panel())['stages'].continuous_update == (at_once > 0)

@@ -63,9 +63,11 @@ def test_a_sum_is_the_darker_the_more_ranks_are_in_it(kept):
     assert [light[count] for count in sorted(light)] == sorted(light.values(), reverse=True)
 
 
-def test_what_is_passed_on_and_not_kept_is_written_at_its_arrow():
+def test_what_is_not_seen_in_the_rows_is_written_at_its_arrow():
     texts = [text.get_text() for text in plot.exchanges(record('reduce', 4)).axes[0].texts]
-    assert 'a3' in texts and texts.count('a13') == 0   # that sum is kept, as a part of the whole
+    assert texts.count('a13') == 1     # a partial sum, which its sender's row does not show
+    texts = [text.get_text() for text in plot.exchanges(record('all-reduce', 4), [2]).axes[0].texts]
+    assert texts.count('a12') == 2     # in the sender's row before and after, and not at the arrow
     texts = [text.get_text() for text in plot.exchanges(record('reduce-scatter', 4), [2]).axes[0].texts]
     assert {'c03', 'd01', 'a12', 'b23'} <= {*texts}
 
@@ -98,3 +100,6 @@ def test_overlaps_show_every_stretch_of_computing_and_every_reduction(buckets, l
         assert len(spans) == len(expected)
         assert all(span == pytest.approx(other) for span, other in zip(spans, expected))
         assert ax.get_title(loc='right') == f'{run.makespan:.4g} units'
+        names = [patch.get_gid() for patch in seen]
+        assert names[1:] == [*(f'backward {layer}' for layer in reversed(range(buckets))),   # the last layer first
+                             *(f'all-reduce {number}' for number in range(buckets))]

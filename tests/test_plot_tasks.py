@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fewgpu import plot
+from fewgpu.plot.spans import LANE
 from fewgpu.plot.tasks import LOOKS
 from tests.pictures import faults
 
@@ -63,6 +64,23 @@ def test_the_busy_share_of_every_worker_stands_at_its_row(done):
         assert ax.get_yticklabels()[row].get_text() == f'cook {row}'
 
 
+@given(works())
+def test_a_move_is_a_thin_bar_between_two_rows_and_makes_nobody_busy(done):
+    moves = [task._replace(start=task.end, end=task.end + 1.0) for task in done]
+    ax, plain = plot.tasks(done, moves=moves).axes[0], plot.tasks(done).axes[0]
+
+    drawn = [bar for bar in bars(ax) if bar.get_gid().startswith('moving')]
+    assert len(drawn) == len(moves) and len(bars(ax)) == len(bars(plain)) + len(moves)
+    for bar, move in zip(drawn, moves):
+        place = [bar.get_x(), bar.get_width(), bar.get_y() + bar.get_height() / 2]
+        assert place == pytest.approx([move.start, 1.0, move.worker + 0.5], abs=1e-9)
+        assert bar.get_height() < 1 - LANE
+    assert [text.get_text() for text in ax.texts] == [text.get_text() for text in plain.texts]
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels[-2:] == ['moving', 'idle'] and 'moving' not in [
+        text.get_text() for text in plain.get_legend().get_texts()]
+
+
 @given(works(), st.sampled_from(['', 'units']))
 def test_the_picture_can_be_read(done, unit):
     assert faults(plot.tasks(done, title='Four workers', unit=unit)) == []
@@ -72,6 +90,7 @@ def test_all_steps_that_are_drawn_can_be_told_apart_in_grey_and_more_are_refused
     done = [plot.Task(0, f'step {number}', 0, number, number + 1) for number in range(len(LOOKS))]
 
     assert faults(plot.tasks(done)) == []
+    assert faults(plot.tasks(done, moves=done[:1])) == []
     with pytest.raises(ValueError, match='7 steps in one picture cannot be told apart'):
         plot.tasks([*done, plot.Task(0, 'one more', 0, 9, 10)])
 

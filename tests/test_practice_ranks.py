@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fewgpu.workshop.practice.misuse import Deadlock, Misuse
 from fewgpu.workshop.practice.ranks import run_ranks
@@ -18,6 +20,25 @@ def test_a_message_takes_latency_and_its_bytes_over_bandwidth():
     run = run_ranks(pass_on, [(), ()], latency=3.0, bandwidth=8.0)
     assert run.clocks == [0.0, 3.0 + 16 / 8]
     assert (run.bytes_sent, run.messages_sent) == ([16, 0], [1, 0])
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.integers(0, 9), max_size=4), st.floats(0.0, 3.0), st.floats(0.0, 9.0))
+def test_who_waits_for_sends_goes_on_when_the_last_has_arrived_received_or_not(sizes, latency, late):
+    def talk(rank):
+        if rank.rank == 0:
+            for size in sizes:
+                rank.send(torch.zeros(2 * size), 1)
+            rank.wait_for_sends()
+            before = rank.clock
+            rank.wait_for_sends()   # nothing is on its way any more
+            return before, rank.clock
+        rank.work(late)
+        for _ in sizes:
+            rank.receive(0)
+
+    done = sum(sizes) + latency if sizes else 0.0
+    assert run_ranks(talk, [(), ()], latency=latency, bandwidth=8.0).results[0] == pytest.approx((done, done))
 
 
 def test_one_message_at_a_time_comes_in_at_a_rank():

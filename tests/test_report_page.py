@@ -184,7 +184,9 @@ def test_after_a_real_attempt_the_command_writes_page_and_data_and_shares_when_t
     clone = copy_of_this_clone(tmp_path / 'my clone')
     share = tmp_path / 'class'
     share.mkdir()
-    workshop(clone, 'check', '01', '--seed', '5')   # as it comes: unsolved
+    exercise = clone / 'exercises/01_microbatch.py'
+    exercise.write_text(exercise.read_text(encoding='utf-8') + '\n# begun\n', encoding='utf-8')
+    workshop(clone, 'check', '01', '--seed', '5')   # unsolved
     done = workshop(clone, 'report')
     assert done.returncode == 0, done.stderr
     assert not list(share.iterdir())

@@ -43,7 +43,7 @@ def test_a_learner_goes_from_the_first_exercise_to_the_last(course):
 
     course.solve(1)
     right = course.run('check')
-    assert right.returncode == 0 and 'Solved! (attempt 3)' in right.stdout and 'a figure: 42' in right.stdout
+    assert right.returncode == 0 and 'Solved! (attempt 2)' in right.stdout and 'a figure: 42' in right.stdout
     assert 'Next: half of it (about 10 minutes)' in right.stdout and 'exercises/02_half.py' in right.stdout
 
     course.solve(2)

@@ -26,6 +26,7 @@
 import torch
 
 from fewgpu import get_devices, plot, schedule
+from fewgpu.models import build
 from fewgpu.simulate import Costs, simulate
 from fewgpu.workshop import check
 from fewgpu.workshop.here import Here
@@ -53,15 +54,15 @@ from fewgpu.workshop.panel import Panel, Slider
 workshop('doctor')
 
 # %% [markdown]
-# And these are two devices to work with. The percentage says how much two of them slow each other down when both
-# compute: no lesson can be faster than that, and where it is far below 90 %, other programs keep the machine busy.
+# And these are two devices to work with. The percentage is the speed that each keeps when both compute: 100 % is
+# perfect, and at 50 % two together are no faster than one.
 
 # %% tags=["measured"]
 Here(2)
 
 # %% [markdown]
 # Without a GPU, the memory of a device is whatever you say. This one has 10 MB, and a tensor of 3 million 32-bit
-# numbers does not fit:
+# numbers does not fit. (Some words of the message come in later lessons.)
 
 # %%
 small, = get_devices(1, kind='cpu', memory_limit=10_000_000)
@@ -78,22 +79,28 @@ with small.active():            # inside, this cell computes on that device
 # Each lesson asks you to **predict** before you run a cell. Write your number in place of `None`: nobody sees it but
 # you, and a wrong prediction is the part of a lesson that stays.
 #
-# Try it. A number of the kind that fills a network's memory, `torch.float32`, takes 4 bytes.
+# Lessons also test **claims**: statements that lectures on this subject make, in one list for all lessons
+# ([claims.py](../lib/fewgpu/workshop/claims.py)); *C11* is number 11 of it. Each lesson says which it puts to the test,
+# and how it came out here: confirmed, not confirmed, or out of reach.
+#
+# Try a prediction. A number of the kind that fills a network's memory, `torch.float32`, takes 4 bytes.
 #
 # **Predict:** a ResNet-50 has 23.5 million parameters. How many MB are that?
 
 # %%
 my_guess = None          # MB
 
-compare(my_guess, 23.5e6 * 4 / 1e6, ' MB')
+compare(my_guess, sum(weight.nbytes for weight in build('resnet50').parameters()) / 1e6, ' MB')
 
 # %% [markdown]
 # ## The picture that all lessons share
 #
-# One row a device, time from left to right. *F2* is the *forward* of piece 2 of the data, *B2* its *backward*. What is
-# left of a row is idle. Here four devices hold a quarter of a network each, and every piece has to pass all of them:
-# a *pipeline*. Nothing ran for this picture. It is computed from a plan, in *virtual time*, where a forward takes 1 unit
-# and a backward 2, and so it is the same on every machine.
+# One row a device, time from left to right. A light 2 is the *forward* of piece 2 of the data, a dark 2 its *backward*.
+# What is left of a row is idle. At the top right, *makespan* is how long all of it takes, and *bubble* the idle share
+# of all devices together.
+#
+# Here four devices hold a quarter of a network each, and every piece has to pass all of them: a *pipeline*. Nothing ran
+# for this. It is computed from a plan, in *virtual time*: a forward takes 1 unit, a backward 2, on every machine.
 
 # %%
 timeline = simulate(schedule.gpipe(stages=4, micro_batches=8), Costs(F=1, B=2))
@@ -123,9 +130,8 @@ Panel(draw, devices=Slider(4, 1, 8), pieces=Slider(8, 1, 32))
 check(1)
 
 # %% [markdown]
-# You will solve it in lesson 1. These are all of them, and what you have done so far. In a terminal the same commands
-# are `./workshop.py list`, `./workshop.py check 01`, `./workshop.py hint 01`; `./workshop.py watch` checks a file
-# whenever you save it.
+# You will solve it in lesson 1. These are all of them. In a terminal the same commands are `./workshop.py list`,
+# `./workshop.py check 01`, `./workshop.py hint 01`; `./workshop.py watch` checks a file whenever you save it.
 
 # %% tags=["yours"]
 workshop('list')

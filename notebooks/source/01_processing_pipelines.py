@@ -103,8 +103,8 @@ figure
 # %% [markdown]
 # ## 2 One worker, then four
 #
-# A *worker* is whatever can do one thing at a time: a person, a core, a GPU. To see who works when we need no clock.
-# We say that each step takes 1 unit, and compute the rest: *virtual time*, the same on every machine.
+# A *worker* is whatever can do one thing at a time: a person, a core, a GPU. We need no clock to see who works at what
+# time. We say that each step takes 1 unit, and compute the rest: *virtual time*, the same on every machine.
 #
 # One rule is enough. A step starts as soon as three things are free: its worker, its photograph (the step before is
 # done) and, where there is only one of something, that thing.
@@ -115,15 +115,18 @@ STEPS = {'load': 1, 'add noise': 1, 'detect edges': 1, 'save': 1}     # units of
 
 def work(photos, worker_of, steps=STEPS, only_one=()):
     """Who does what when: worker_of(photo, step) says who, and of `only_one` of the steps at a time."""
-    free_at, done = defaultdict(float), []
+    free_at, done = defaultdict(float), []      # at first everything is free at 0
     for photo in range(photos):
-        now = 0.0
+        now = 0.0                               # from when on this photograph can go on
         for number, (step, units) in enumerate(steps.items()):
             worker = worker_of(photo, number)
-            needed = [f'worker {worker}'] + [step] * (step in only_one)
+            needed = [f'worker {worker}']
+            if step in only_one:
+                needed.append(step)
             start = max(now, *(free_at[thing] for thing in needed))
             now = start + units
-            free_at.update(dict.fromkeys(needed, now))
+            for thing in needed:
+                free_at[thing] = now
             done.append(Task(worker, step, photo, start, now))
     return done
 
@@ -165,7 +168,7 @@ compare(my_guess, ends(one_disk), ' units')
 plot.tasks(one_disk, title='Data parallel, one disk', unit='units')
 
 # %% [markdown]
-# At the beginning all workers want the disk, and three of them queue. Afterwards the queue is gone: the disk has
+# At the beginning all workers want the disk, and three of them queue, once. Afterwards the queue is gone: the disk has
 # shifted the workers against each other. It is now in use all the time, by another worker in each unit.
 
 # %% [markdown]
@@ -188,8 +191,8 @@ plot.tasks(pipeline, title='Pipeline: each worker does one step of all photograp
 # worker is idle. At the left the pipeline *fills*: worker 3 cannot save before a first photograph has come through.
 # At the right it *drains*: worker 0 has nothing left to load. In between everybody works.
 #
-# So speed is not what a pipeline is for. What is? Count how many workers want the disk at the same time, and
-# what a worker has to be able to do.
+# So speed is not what a pipeline is for. What is? Count how many workers want to load at the same time, how many ever
+# load, and what a worker has to be able to do.
 
 # %%
 def most_at_once(done, step):
@@ -200,20 +203,22 @@ def most_at_once(done, step):
 
 wanted = {'data parallel': most_at_once(by_item, 'load'), 'pipeline': most_at_once(pipeline, 'load')}
 for name, done in {'data parallel': by_item, 'pipeline': pipeline}.items():
+    reach = {task.worker for task in done if task.step == 'load'}
     tools = dict.fromkeys(task.step for task in done if task.worker == 1)
-    print(f'{name:13} | want the disk at once: {wanted[name]} | tools of worker 1:', ', '.join(tools))
+    print(f'{name:13} | load at once: {wanted[name]}, ever: {len(reach)}',
+          '| tools of worker 1:', ', '.join(tools))
 
 # %% [markdown]
-# A pipeline uses the disk evenly without a queue. And a worker needs the tools of one step only. Keep that in mind:
-# when the steps are the layers of a network, *tools* are the weights, and a worker that needs only some of them
-# can be a GPU on which the network as a whole would not fit.
+# A pipeline uses the disk evenly from the start, and one worker has to reach it. Data-parallel workers all have to, and
+# queue once. And a pipeline's worker needs the tools of one step only. Keep that in mind: when the steps are the layers of
+# a network, *tools* are the weights, and a worker that needs only some of them can be a GPU that the whole would not fit.
 
 # %% [markdown]
 # ## 4 When a step depends on the photograph before
 #
 # The noise comes from a random generator. Each photograph takes some numbers from it, and the next one continues where that
-# one stopped. So *add noise* of photograph 5 depends on *add noise* of photograph 4: there is only one generator.
-# We give each data-parallel worker a disk of its own again, and ask for this one thing:
+# one stopped. So *add noise* of photograph 5 depends on *add noise* of photograph 4. Now each data-parallel worker has a
+# disk of its own again, but there is one generator:
 
 # %%
 dependent = {'data parallel': work(8, lambda photo, step: photo % 4, only_one=['add noise']),
@@ -256,24 +261,29 @@ same = sum(by_four[number] == by_one[number] for number in disk)
 print(f'data parallel, a generator each: {same} of 8 saved photographs are those of one worker')
 
 # %% [markdown]
-# (Photograph 0 is the same by luck: worker 0 begins with the same generator.)
+# (Photograph 0 is the same, since worker 0 has the seed of the one worker, and takes it first.)
 #
 # And the pipeline. Between two workers is a *queue*, where the one puts what the other takes. A worker takes a
-# photograph, does its step, and hands the result on; `None` says that no more will come. That is a complete
-# pipeline:
+# photograph, does its step, and hands the result on; `None` says that no more will come:
 
 # %%
 def stage(worker, name, do, inbox, outbox, log):
     """What one worker of a pipeline does, until it is given None."""
-    while (item := inbox.get()) is not None:
+    while True:
+        item = inbox.get()              # waits until something is there
+        if item is None:
+            outbox.put(None)
+            return
         number, value = item
         start = perf_counter()
         value = do(value)
         log.append(Task(worker, name, number, start, perf_counter()))
         outbox.put((number, value))
-    outbox.put(None)
 
+# %% [markdown]
+# Four such workers, and five queues: one before, one behind, and three between them. That is a complete pipeline.
 
+# %%
 def run_pipeline(numbers):
     """Each step by a thread of its own: the saved photographs, and who did what when."""
     noise, log = torch.Generator().manual_seed(0), []
@@ -281,11 +291,13 @@ def run_pipeline(numbers):
              'detect edges': detect_edges, 'save': save}
     queues = [Queue() for _ in range(5)]
     for worker, (name, do) in enumerate(steps.items()):
-        Thread(target=stage, args=(worker, name, do, *queues[worker:worker + 2], log)).start()
+        inbox, outbox = queues[worker], queues[worker + 1]
+        Thread(target=stage, args=(worker, name, do, inbox, outbox, log)).start()
     for number in numbers:
         queues[0].put((number, number))
     queues[0].put(None)
-    return dict(iter(queues[-1].get, None)), log
+    saved = [queues[4].get() for _ in numbers]       # pairs: number, photograph
+    return dict(saved), log
 
 # %%
 by_pipeline, log = run_pipeline(disk)
@@ -294,15 +306,15 @@ print(f'pipeline, one generator: {in_pipeline} of 8 are those of one worker, bit
 even = wanted['pipeline'] < wanted['data parallel']
 may_depend = in_pipeline == 8 and ends(dependent['pipeline']) == free['pipeline']
 claims.test('C11', even and may_depend,
-            f"the disk is wanted by {wanted['pipeline']} worker at a time, data-parallel by "
-            f"{wanted['data parallel']}; a step that depends on the photograph before costs a pipeline "
-            f"nothing, data-parallel workers {free['data parallel']:.0f} to "
+            f"{wanted['pipeline']} worker loads at a time, data-parallel {wanted['data parallel']} want to "
+            f"(with one disk they queue once, then use it as evenly); a step that depends on the photograph "
+            f"before costs a pipeline nothing, data-parallel workers {free['data parallel']:.0f} to "
             f"{ends(dependent['data parallel']):.0f} units; but with one disk both take "
             f"{ends(pipeline):.0f} units: a pipeline is no faster", by='the simulator')
 
 # %% [markdown]
-# Real threads, real steps: when did each worker do what? The steps do not take equally long, and four threads share the
-# cores of this machine, so do not expect the tidy picture of virtual time.
+# When did each thread do what? The steps do not take equally long, and four threads share the cores of this machine:
+# do not expect the tidy picture of virtual time.
 
 # %% tags=["measured"]
 first = min(task.start for task in log)
@@ -339,12 +351,14 @@ for n in range(1, 21):
 print(f'{agree} of {20 * 6} pipelines take (n + k - 1) t and are busy for n / (n + k - 1)')
 
 # %% [markdown]
-# **Predict:** with four workers, how many photographs does it take until the workers are busy for 90 % of the time?
+# **Predict:** in lesson 0, four devices needed 27 pieces to be busy for 90 % of the time. How many photographs do eight
+# workers need?
 
 # %%
 my_guess = None          # photographs
 
-enough = next(n for n in range(1, 1000) if n / (n + 4 - 1) >= 0.9)
+eight = {f'step {s}': 1 for s in range(8)}
+enough = next(n for n in range(1, 1000) if busy_share(work(n, lambda photo, step: step, eight)) >= 0.9)
 compare(my_guess, enough, ' photographs')
 items = [1, 2, 4, 8, 16, 32, 64, 128]
 figure = plot.lines({f'{k} workers': (items, [100 * n / (n + k - 1) for n in items])
@@ -355,18 +369,18 @@ figure.axes[0].minorticks_off()
 figure
 
 # %% [markdown]
-# A pipeline of twice as many workers needs twice as many items for the same share. What counts is how many items there
-# are *for each worker*: with 4 times as many items as workers a little less than a fifth is lost, with 10 times as
-# many less than a tenth.
+# Solve u = 0.9 for *n*, and you get 9 (k - 1): twice as many workers need a bit more than twice as many items for the
+# same share. So what counts is how many items there are *for each worker*: with 4 times as many items as workers less than
+# a fifth is lost, with 10 times as many less than a tenth.
 
 # %% [markdown]
 # ## 6 What spoils a pipeline
 #
-# The other two conditions. *Balance*: all steps take equally long. And *moving*: between two workers an item has to
-# travel, over a link that carries one at a time.
+# A good pipeline needs three things. *Many items*: that was the last section. *Balance*: all steps take equally long.
+# And *little to move*: between two workers an item has to travel, over a link that carries one at a time.
 #
-# The library has a simulator for pipelines in which both can be set. It is the one that all later lessons use; a *forward*
-# is what it calls the step of a stage. First we make sure that it agrees with the rule from above:
+# The library has a simulator in which both can be set, and all later lessons use it; a *forward* is what it calls the
+# step of a stage. Does it agree with our rule?
 
 # %%
 def pipe(items, steps, moving=0):
@@ -389,24 +403,22 @@ for steps in [1, 1, 1, 1], [1, 1, 2, 1], [3, 1, 1, 2]:
 # of all steps plus (n - 1) times the *largest*.
 #
 # **Predict:** 64 photographs and four workers, but one step takes 2 units, the others 1. For how many percent of the time are
-# the workers busy, on average? (With equal steps it is 96 %.)
+# the workers busy, on average? (With equal steps it is 96 %. The picture draws eight of the 64.)
 
 # %%
 my_guess = None          # percent
 
-compare(my_guess, busy(64, [1, 1, 2, 1]), ' %')
+compare(my_guess, busy(64, [1, 1, 2, 1]), ' % with 64 photographs')
 names = dict(enumerate(STEPS))
 plot.tasks([Task(row, names[row], span.op.micro_batch, span.start, span.end)
             for row, spans in enumerate(pipe(8, [1, 1, 2, 1]).rows) for span in spans],
-           title='Eight photographs, one step takes twice as long', unit='units')
+           title='Only eight photographs, one step takes twice as long', unit='units')
 
 # %% [markdown]
-# Every worker behind the slow one waits for it; every worker before it is done early. To make another step faster
-# would hardly help.
+# Every worker behind the slow one waits for it; every worker before it is done early.
 #
 # And moving? While one photograph travels, workers go on with others. So a link costs hardly anything, as long
-# as it takes less than a step; when it takes longer, it is the slowest stage of all. Here are the three conditions, side by
-# side:
+# as it takes less than a step; when it takes longer, it is the slowest stage of all. The three conditions:
 
 # %%
 figure = plot.Picture(figsize=(9, 2.8), layout='constrained')
@@ -431,8 +443,8 @@ claims.test('C12', good > 90 and max(few_items, uneven, much_moved) < 70,
             by='the simulator')
 
 # %% [markdown]
-# Play with all of it. With one step of 2 units, how far do more items get you? And how long may moving take before
-# you see it?
+# Play with all of it. The thin bars are items on their way to the next worker. With one step of 2 units, how far do more
+# items get you? And how long may moving take before the workers wait for it?
 
 # %%
 def draw(items, workers, slow_step, moving):
@@ -442,13 +454,20 @@ def draw(items, workers, slow_step, moving):
     kinds = ['slow step' if units > 1 else 'step' for units in steps]
     done = [Task(row, kinds[row], span.op.micro_batch, span.start, span.end)
             for row, spans in enumerate(plan.rows) for span in spans]
+    moves = []
+    for row, spans in enumerate(plan.rows[:-1] if moving else []):
+        link_free = 0.0                     # each link carries one item at a time
+        for span in spans:
+            leaves = max(span.end, link_free)
+            link_free = leaves + moving
+            moves.append(Task(row, 'moving', span.op.micro_batch, leaves, link_free))
     ideal = items / (items + workers - 1)
-    return (plot.tasks(done, unit='units'),
+    return (plot.tasks(done, moves=moves, unit='units'),
             f'busy {1 - plan.bubble:.0%}; with equal steps and nothing to move {ideal:.0%}')
 
 
 Panel(draw, items=Slider(12, 1, 40), workers=Slider(4, 1, 8), slow_step=Slider(2.0, 1.0, 4.0, 0.5),
-      moving=Slider(0.0, 0.0, 3.0, 0.5))
+      moving=Slider(0.5, 0.0, 3.0, 0.5))
 
 # %% [markdown]
 # ## 7 What are the items of a network?

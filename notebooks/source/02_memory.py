@@ -40,14 +40,15 @@ claims = Claims()  # what we find out on the way is noted here
 # ## 1 Models outgrow GPUs
 #
 # The winners of the ImageNet competition had 4 million parameters in 2014, and 146 million in 2017. In these years the
-# memory of a GPU became about 3 times as large. (Both are the figures of the lecture on GPipe from which we take this
-# claim.)
+# memory of a GPU became about 3 times as large. Both are figures of a lecture on GPipe, from which we take this claim. We
+# did not check them: this cell can only divide them.
 
 # %%
 grown = {'parameters of the winner': 146 / 4, 'memory of a GPU': 3}
 claims.test('C01', grown['parameters of the winner'] > 2 * grown['memory of a GPU'],
             f"2014 to 2017: parameters {grown['parameters of the winner']:.1f} times, memory of a GPU "
-            f"{grown['memory of a GPU']} times (the lecture's figures)", by='published figures')
+            f"{grown['memory of a GPU']} times (the lecture's own figures, not checked)",
+            by='published figures')
 plot.bars(grown, title='How many times as large, 2017 against 2014')
 
 # %% [markdown]
@@ -58,7 +59,7 @@ plot.bars(grown, title='How many times as large, 2017 against 2014')
 # - the **weights**, one number a parameter;
 # - their **gradients**, one number a parameter again;
 # - what the **optimizer** remembers of each parameter from step to step. Plain SGD remembers nothing. Momentum is a
-#   running mean of the gradients. Adam keeps such a mean, and another one of their squares.
+#   running sum of the gradients, in which old ones fade. Adam keeps a running mean of them, and one of their squares.
 #
 # We can count them. A virtual device keeps a *ledger*: it adds the bytes of each tensor that is made on the device, and
 # subtracts them when the tensor dies.
@@ -97,8 +98,8 @@ my_guess = None          # MB
 
 torch.manual_seed(0)
 model = build('resnet50')
-parameters = sum(weight.numel() for weight in model.parameters())
-compare(my_guess, 4 * 4 * parameters / 1e6, ' MB')
+weight_bytes = sum(weight.nbytes for weight in model.parameters())
+compare(my_guess, sum(counted['Adam']) * weight_bytes / 1e6, ' MB')
 
 # %% [markdown]
 # ## 3 Activations
@@ -107,7 +108,8 @@ compare(my_guess, 4 * 4 * parameters / 1e6, ' MB')
 # forward. So between its forward and its backward, each layer keeps its *activations* (in networks for images they
 # are also called feature maps), for every image of the batch.
 #
-# **Predict:** how many MB of activations does a ResNet-50 keep for one image of 28 x 28 pixels?
+# **Predict:** how many MB of activations does a ResNet-50 keep for one image of 28 x 28 pixels, which takes 3 kB itself?
+# (A guess is enough.)
 
 # %%
 my_guess = None          # MB
@@ -136,7 +138,8 @@ plot.bars({'weights': weights / 1e6, 'gradients': gradients / 1e6, 'optimizer st
           title='ResNet-50 with Adam, one training step with 16 images')
 
 # %% [markdown]
-# Where in the network are they? Each residual block counts as one layer here.
+# Where in the network are they? A ResNet consists of *residual blocks*: a few layers, and a shortcut round them. Each
+# block counts as one layer here.
 
 # %%
 layers = dict(zip(model._modules, weigh(model, images[:4], device='cpu')))
@@ -154,8 +157,8 @@ figure
 #
 # ## 4 What lives when
 #
-# The four do not fill the memory at the same time. We look into the ledger after each layer of the forward, and
-# each time that the gradient of a parameter is ready.
+# The four are not all at their largest at the same moment. We look into the ledger after each layer of the forward,
+# and each time that the gradient of a parameter is ready.
 
 # %%
 moments = []           # of each: bytes of weights, optimizer states, gradients, activations
@@ -200,15 +203,16 @@ stacked(moments, ['weights', 'optimizer states', 'gradients', 'activations'])
 
 # %% [markdown]
 # Activations pile up during the forward. The backward starts at the last layer and uses them up from there, while
-# gradients grow. The peak comes early in the backward: the late layers have large weights and small activations, so that
-# at first more is added than goes. From left to right are moments, not seconds; there are more of them in the
-# backward, since we note one for each parameter.
+# gradients grow. Here the peak comes early in the backward: the late layers of this network have large weights and, with
+# 16 images, small activations, so that at first more is added than goes. From left to right are moments, not seconds;
+# there are more of them in the backward, since we note one for each parameter.
 
 # %%
 peak = max(map(sum, moments))
 at_peak = next(moment for moment in moments if sum(moment) == peak)
 print(f'peak {peak / 1e6:.0f} MB, of which activations {at_peak[3] / 1e6:.0f} MB; after the step',
       f'{sum(moments[-1]) / 1e6:.0f} MB')
+print(f'if all four were at their largest at once: {sum(map(max, zip(*moments))) / 1e6:.0f} MB')
 
 # %% [markdown]
 # ## 5 What it grows with
@@ -252,20 +256,23 @@ plot.lines({'activations': (batches, [batch * per_image / 1e9 for batch in batch
            title='ResNet-50 with Adam', x='images in a batch', y='GB')
 
 # %% [markdown]
-# With a usual batch of 256 they are 5 GB, and the model 0.4 GB. A network with fewer activations and more
-# parameters is the other way round. Both kinds exist, and what helps the one does
-# not help the other.
+# With a batch of 256 they are 5 GB, and the model 0.4 GB. A network with fewer activations and more parameters is the
+# other way round: what helps the one does not help the other.
 #
 # ## 6 Larger than a GPU
 #
-# Now the large ones. GPT-3 has 175 billion parameters; in 32 bits its weights are 700 GB.
+# GPT-3 has 175 billion parameters; in 32 bits its weights are 700 GB.
 #
 # **Predict:** how many TB (1 TB = 1000 GB) does it take with gradients and Adam's states?
 
 # %%
 my_guess = None          # TB, all together
 
-compare(my_guess, 4 * 4 * 175e9 / 1e12, ' TB')
+gpt3 = torch.empty(175_000_000_000, device='meta', requires_grad=True)    # 'meta': has a size, and no memory
+gpt3.grad = torch.empty_like(gpt3)
+adam = torch.optim.Adam([gpt3])
+adam.step()
+compare(my_guess, sum(one.nbytes for one in (gpt3, gpt3.grad, *adam.state[gpt3].values())) / 1e12, ' TB')
 
 # %% [markdown]
 # Training is often done in *mixed precision*: weights and gradients in 16 bits, and for the update the optimizer keeps a
@@ -292,16 +299,13 @@ Panel(draw, model=Choice('GPT-3: 175', tuple(models), label='billion parameters'
 
 # %% [markdown]
 # With Adam it is 16 bytes a parameter in 32 bits, and 16 bytes in mixed precision (ZeRO, arXiv 1910.02054, counts the same). What
-# becomes smaller in mixed precision are the activations.
+# becomes smaller are the activations, which are then kept in 16 bits, too: section 9 counts them.
 #
 # The *embedding table* is a single layer, as recommender systems have them: a row of numbers for each user or item. The lecture
 # names 240 GB, so 60 billion numbers. This one *layer* is larger than a GPU, before any gradient.
-#
-# The lecture also says that BERT, with 340 million parameters, did not fit a GPU with a batch of one. Its states take 5.4 GB. Whether
-# the rest fits depends on the GPU and on the length of the text, which the lecture does not give.
 
 # %%
-weights_gb = 4 * 175e9 / 1e9
+weights_gb = gpt3.nbytes / 1e9
 one, two, three = counted['Adam']
 claims.test('C02', (one, two, three) == (1, 1, 2) and activations > 0 and weights_gb == 700,
             f'numbers a parameter, with Adam: {one:g} + {two:g} + {three:g}; on top, '
@@ -309,6 +313,8 @@ claims.test('C02', (one, two, three) == (1, 1, 2) and activations > 0 and weight
             f'of weights, {3 * weights_gb:.0f} GB of gradients and states')
 
 # %% [markdown]
+# This is a good place for a break.
+#
 # ## 7 Why not simply 16 bits?
 #
 # If everything was in 16 bits, the states would be half as large. Why does the optimizer insist on a copy in 32 bits?
@@ -366,9 +372,9 @@ plot.lines({name: (seen, [values[step] for step in seen]) for name, values in lo
            title='Where the weights are stored', x='steps', y='loss', log='y')
 
 # %% [markdown]
-# In bfloat16 alone training stops after some steps: each update is rounded away, and since the weights do not change, neither does the
-# gradient, for ever. float16 keeps three more digits, and stops later. With a copy in float32 the small updates
-# add up in the copy, until the rounded weight moves.
+# In bfloat16 alone training stops after some steps: each update is rounded away. All 256 rows are in every step, so the
+# same weights get the same gradient, and nothing ever moves again. float16 keeps three more binary digits, and
+# stops later. With a copy in float32 the small updates add up in the copy, until the rounded weight moves.
 
 # %%
 alone, with_copy = losses['bfloat16 alone'][-1], losses['bfloat16, with a float32 copy'][-1]
@@ -462,7 +468,7 @@ def hooks_of(pack, unpack):
 
 # %% [markdown]
 # One forward and backward of ResNet-50 with 8 images, in five ways. For *recompute*, each layer of the sequence is a
-# segment. The last way trains the last layer only: then activations of all the others are *never kept*.
+# segment. The way called *never kept* trains the last layer only: then nobody needs the activations of the others.
 #
 # **Predict:** all activations are 159 MB. Encoded in 16 bits, how many MB wait for the backward?
 
@@ -471,7 +477,7 @@ my_guess = None          # MB
 
 
 def step(forward, hooks):
-    """Bytes that wait for the backward, peak beside the weights, and the gradients."""
+    """Bytes that wait for the backward, peak without the weights, and the gradients."""
     device, = get_devices(1, kind='cpu')
     ledger = device.meter()
     model.zero_grad()
@@ -504,17 +510,32 @@ left, right = figure.subplots(1, 2)
 plot.bars({way: waiting / 1e6 for way, (waiting, *_) in ways.items()}, left, write='{:.0f} MB',
           title='Activations waiting on the device')
 plot.bars({way: peak / 1e6 for way, (_, peak, _) in ways.items()}, right, write='{:.0f} MB',
-          title='Peak, beside the weights')
+          title='Peak, without the weights')
 figure
 
 # %% [markdown]
-# Why not half of it? The output of a ReLU is kept twice, by the ReLU and by the convolution after it, but it is one tensor.
-# Our hooks see it twice, and encode it twice. Gist (Jain and others, ISCA 2018) looks at which layers meet: of a ReLU before a
-# pooling layer it keeps one *bit* a number.
+# You said 80? So why is it not half? The output of a ReLU is kept twice, by the ReLU and by the convolution after it, but it
+# is one tensor. Our hooks see it twice, and encode it twice. We count what they see, and how much of it is different:
+
+# %%
+seen, different = [], {}
+
+
+def look(tensor):
+    seen.append(tensor.nbytes)
+    different[tensor.data_ptr()] = tensor.nbytes        # by its place in memory
+    return tensor
+
+
+step(model, hooks_of(look, lambda tensor: tensor))
+for name, amounts in {'seen': seen, 'different': different.values()}.items():
+    print(f'{name:9} {sum(amounts) / 1e6:.0f} MB, half of it is {sum(amounts) / 2e6:.1f} MB')
+
+# %% [markdown]
+# Packed once each, they would take 80 MB. Gist (Jain and others, ISCA 2018) goes further, and looks at which layers
+# meet: of a ReLU before a pooling layer it keeps one *bit* a number.
 #
-# And the peak falls less than the activations: the gradients of all weights, 94 MB, are in it.
-#
-# Do they compute the same?
+# And the peak falls less than the activations: the gradients of all weights, 94 MB, are in it. Do all ways compute the same?
 
 # %%
 plain = ways['keep all'][2]
@@ -523,25 +544,16 @@ for way in 'recompute', 'offload', 'encode':
     print(f'{way:9} gradients', 'as before, bit by bit' if same else 'differ a little')
 exact = all(map(torch.equal, ways['recompute'][2] + ways['offload'][2], 2 * plain))
 claims.test('C45', exact and all(ways[way][1] < ways['keep all'][1] for way in ways if way != 'keep all'),
-            'ResNet-50, 8 images, peak beside the weights: '
+            'ResNet-50, 8 images, peak without the weights: '
             + ', '.join(f'{way} {peak / 1e6:.0f} MB' for way, (_, peak, _) in ways.items())
             + '; recompute and offload give the same gradients, bit by bit')
 
 # %% [markdown]
-# Each has its price: recompute takes time, offload takes the way to the host and back, encoding takes accuracy or
-# cleverness, and training one layer learns less.
-#
-# **Predict:** with 12 GB/s between GPU and host (a figure of the lecture on ZeRO-Infinity), how many milliseconds does it
-# take to move the activations of 256 images out?
-
-# %%
-my_guess = None          # ms
-
-compare(my_guess, 1e3 * 256 * per_image / 12e9, ' ms')
+# Each has its price: recompute takes time, encoding takes accuracy or cleverness, and training one layer learns less.
+# Offload takes the way to the host and back: the 5 GB of 256 images, at 12 GB/s (a figure of a lecture on ZeRO-Infinity),
+# take 0.4 s, and as long again to come back. Whether that hurts depends on what the GPU computes meanwhile.
 
 # %% [markdown]
-# And as long again to bring them back. Whether that hurts depends on what the GPU computes meanwhile.
-#
 # The neighbours, in one table:
 #
 # | idea | makes smaller | price | in this kit |
@@ -551,7 +563,7 @@ compare(my_guess, 1e3 * 256 * per_image / 12e9, ' ms')
 # | offload of activations (vDNN, 2016) | activations | transfers | here, and in lesson 6 |
 # | encoding (Gist, 2018) | activations | arithmetic, perhaps accuracy | here |
 # | pruning: weights near zero go | weights, with what belongs to them | search, perhaps accuracy | not built |
-# | mixed precision | activations | a copy of the weights | the calculator above |
+# | mixed precision | activations | a copy of the weights | the calculator in section 6, *encode* here |
 # | more devices, a part of the network on each | everything | messages, waiting | lessons 4 to 9 |
 
 # %% [markdown]
@@ -559,8 +571,8 @@ compare(my_guess, 1e3 * 256 * per_image / 12e9, ' ms')
 #
 # 1. Weights, gradients and optimizer states take 1 + 1 + (0, 1 or 2) numbers a parameter, whatever the batch; with Adam that is 16
 #    bytes, in mixed precision, too.
-# 2. Activations grow with the batch and with the depth; they pile up in the forward, and the peak comes early in
-#    the backward.
+# 2. Activations grow with the batch and with the depth; they pile up in the forward, and go in the backward, where the
+#    gradients come.
 # 3. Activations can be recomputed, moved or encoded; weights need a copy in 32 bits, or small updates are lost.
 #
 # Next: [lesson 3](03_data_parallelism.ipynb), many devices with a copy of the model each.

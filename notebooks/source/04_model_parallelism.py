@@ -33,8 +33,9 @@ from fewgpu.schedule import Op, Schedule
 from fewgpu.simulate import Costs, simulate
 from fewgpu.workshop import check
 from fewgpu.workshop.claims import Claims
-from fewgpu.workshop.here import Here, measure
+from fewgpu.workshop.here import Here
 from fewgpu.workshop.lesson import compare
+from fewgpu.workshop.measure import gradient_of, measure
 from fewgpu.workshop.panel import Panel, Slider
 
 claims = Claims()      # what we find out on the way is noted here
@@ -46,7 +47,8 @@ claims = Claims()      # what we find out on the way is noted here
 # with a model that is too large for one.
 #
 # Here is such a case: a ResNet-18, a batch of 32 images, and a device with 150 MB. The weights are 45 MB. The forward
-# adds its *activations*, what the layers keep for the backward, and runs out of memory shortly before its end:
+# adds its *activations*, what the layers keep for the backward, and runs out of memory. (Micro-batches and recompute,
+# which the message names, come in later lessons.)
 
 # %%
 def new_model():
@@ -97,7 +99,7 @@ compare(my_guess, activation.nbytes / 1e6, ' MB')
 
 # %%
 with two.active():
-    moved = activation.detach().clone().requires_grad_()     # on GPUs: activation.detach().to('cuda:1')
+    moved = activation.detach().clone().requires_grad_()   # on GPUs: .to('cuda:1') instead of .clone()
     loss = cross_entropy(stages[1](moved), y)
     loss.backward()
 with one.active():
@@ -106,18 +108,16 @@ for device in devices:
     print(f'{device.name}: at most {device.ledger.peak / 1e6:.0f} MB')
 
 # %% [markdown]
-# It fits. Is it still the same training? A plain model on a device without a limit says so: its gradients are these,
-# to the last bit. The same operations ran in the same order, only in two places.
+# It fits. Is it still the same training? A plain model on a device of 1 GB says so: its gradients are these,
+# to the last bit. The same operations ran in the same order, only in two places. And it says how much memory it needs.
 
 # %%
-def gradients(model):
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-
-
-plain, (large,) = new_model(), get_devices(1, kind='cpu')
+plain, (large,) = new_model(), get_devices(1, kind='cpu', memory_limit=10**9)
+large.ledger.adopt([*plain.parameters(), *plain.buffers()], parameters=True)
 with large.active():
     cross_entropy(plain(x), y).backward()
-print('Equal to the last bit:', torch.equal(gradients(model), gradients(plain)))
+print('Equal to the last bit:', torch.equal(gradient_of(model), gradient_of(plain)))
+print(f'In one place: at most {large.ledger.peak / 1e6:.0f} MB')
 
 # %% [markdown]
 # ## Your turn
@@ -138,7 +138,8 @@ check(4)
 
 # %%
 model = ModelParallel(new_model(), balance=[9, 5], devices=get_devices(2, kind='cpu', memory_limit=limit))
-print(*measure(model, x, y, model.stage_devices).memory, sep='\n')
+for memory in measure(model, x, y, model.stage_devices).memory:
+    print(f'{memory.name}: at most {memory.peak / 1e6:.0f} MB')
 
 # %% [markdown]
 # ## One at a time
@@ -160,12 +161,16 @@ x, y = images[:32], labels[:32]
 plain = measure(new_model(), x, y, here.devices)
 balance = balance_by_time(2, new_model(), x[:16], timeout=0.1)
 spread = measure(ModelParallel(new_model(), balance, devices=here.devices), x, y, here.devices)
-compare(my_guess, spread.speed / plain.speed, ' times as fast' + here.doubt)
+compare(my_guess, spread.speed / plain.speed, ' times as fast', doubt=here.doubt)
 
 # %% [markdown]
 # The timeline of a step shows why. Each row is a device. Light is a forward, dark a backward. (The numbers count pieces
-# of the batch. Here it is in one piece, number 0.) Device 1 waits for the activation, and then device 0 waits for the
-# gradient.
+# of the batch. Here it is in one piece, number 0.) Where a row is grey, its device is *idle*: it computes nothing. The
+# grey bar in the middle of a row says that it *waits for a message*: the second device for the activation, and then
+# the first for the gradient.
+#
+# At the top right, *makespan* is the length of the whole picture, and *bubble* the share of it in which devices
+# compute nothing, of all devices together.
 
 # %% tags=["measured"]
 plot.timeline(spread.timeline, title='Model parallelism on two devices, measured')
@@ -196,18 +201,12 @@ def draw(devices):
 
 Panel(draw, devices=Slider(4, 1, 8))
 
-# %%
-numbers = range(2, 9)
-shares = [spread_over(n).busy_share[0] for n in numbers]
-plot.bars({f'{n} devices': 100 * share for n, share in zip(numbers, shares)}, write='{:.1f} %',
-          title='Busy share of each device, in virtual time')
-
 # %% [markdown]
 # It is 1/n for n devices. You pay for n of them and get the speed of one, but the memory of all.
 
 # %% tags=["measured"]
 busy = spread.timeline.busy_share
-alone = all(abs(share * n - 1) < 1e-9 for n, share in zip(numbers, shares))
+alone = all(abs(share * n - 1) < 1e-9 for n in range(2, 9) for share in spread_over(n).busy_share)
 claims.test('C06', alone and sum(busy) < 1.05,
             f'two devices are busy {busy[0]:.0%} and {busy[1]:.0%} of a step; '
             'in virtual time each of n devices is busy for 1/n of it (n up to 8)')
@@ -232,35 +231,36 @@ for arch, ax in zip(('resnet18', 'resnet50'), figure.subplots(1, 2)):
 figure
 
 # %% [markdown]
-# The early layers have large outputs, the late ones small outputs: with each group of blocks the image has half the
-# side and twice the channels. A cut between two groups is a good one. In ResNet-50 it carries four times the channels
-# of ResNet-18.
+# Blocks come in groups, and all blocks of a group have outputs of the same size. The first block of groups 2, 3 and 4
+# halves the side of the image (7 becomes 4) and doubles the channels. So behind the first block of a group the output is
+# already small: half of what came in, or a bit more. The blocks of ResNet-50 have four times the channels. There, group
+# 1 first makes the image larger.
 #
-# Data parallelism sends a gradient for every weight (45 MB of ResNet-18) in each step, whatever the batch. Here it is
-# the activation and its gradient, which grow with the batch. **Predict:** with how many images does the cut behind
-# `block3_2` move as much as the weights weigh? (Look up the bar. It crosses twice: forward, and as a gradient back.)
+# In data parallelism a device sends a gradient for every weight in each step, whatever the batch: 45 MB of
+# ResNet-18 ([lesson 3](03_data_parallelism.ipynb), two devices in a ring). Here it sends the activation at the cut (or
+# the gradient of it), which grows with the batch. **Predict:** with how many images does one device send as much,
+# with the cut behind `block3_2`? (Look up the bar.)
 
 # %%
 my_guess = None        # images
 
-compare(my_guess, weights['resnet18'] / (2 * outputs['resnet18']['block3_2']), ' images')
+compare(my_guess, weights['resnet18'] / outputs['resnet18']['block3_2'], ' images')
 
 # %% [markdown]
 # ## A slow link
 #
 # While the activation is on its way, both devices wait. So how fast the *link* between them is matters. It has a
 # *latency* (the time that an empty message takes) and a *bandwidth* (bytes a second). Virtual devices can be given a
-# link. This one lets 10 MB a second pass, and the cut is behind the third layer, where it hurts:
+# link. This one lets 10 MB a second pass, and the cut is behind `block1_2`, where it hurts:
 
 # %% tags=["measured"]
 slow = get_devices(2, kind='cpu', latency=0.001, bandwidth=10e6)
-model = ModelParallel(new_model(), balance=[3, 11], devices=slow)
+model = ModelParallel(new_model(), balance=[5, 9], devices=slow)
 late = measure(model, images[:16], labels[:16], slow)
 plot.timeline(late.timeline, title='Over a slow link, measured')
 
 # %% [markdown]
-# A thin grey line is a device that waits for a message. Device 1 is idle before its forward, and device 0 before its
-# backward, although nobody computes.
+# Between the two forwards, and again between the two backwards, both devices are idle: a message is on its way.
 #
 # Now the same in virtual time, over links from 0.1 to 100 GB/s, for a batch of 64 images. Each of two stages takes 10
 # ms for its forward and 20 ms for its backward. The latency is 0.01 ms.
@@ -276,7 +276,7 @@ def step_time(gigabytes, message, plan=schedule.gpipe(2, 1), F=10.0):
     return simulate(plan, costs).makespan
 
 
-sent = {name: 64 * outputs['resnet18'][name] for name in ('relu', 'block3_2')}
+sent = {name: 64 * outputs['resnet18'][name] for name in ('block1_2', 'block3_2')}
 plot.lines({f'cut behind {name}': (links, [step_time(link, size) for link in links])
             for name, size in sent.items()},
            log='x', x='GB/s', y='ms a step', title='A step in virtual time')
@@ -285,72 +285,9 @@ plot.lines({f'cut behind {name}': (links, [step_time(link, size) for link in lin
 # Without any transfer it would be 60 ms. On a fast link the cut hardly matters; on a slow one the cut decides.
 
 # %% [markdown]
-# ## When is a device full?
-#
-# Besides waiting there is another way to waste a device: to give it too little to do. A GPU has thousands of units
-# that compute at the same time. A small image cannot use them all, and then a larger one takes hardly longer.
-#
-# These are figures of a lecture: seconds a sample (batch 1), for square images of different sizes, on two GPUs. We
-# draw them against the area, so that a doubled side is a step of four. The V100 is the larger GPU.
-
-# %%
-sizes = [64, 128, 256, 512, 1024, 2048]
-published = {'V100': [.0186, .0188, .0232, .0548, .1899, .7449],      # out of memory at 4096
-             'K80': [.0316, .0533, .1069, .3005, 1.0024, None]}       # out of memory at 2048
-areas = [size ** 2 for size in sizes]
-plot.lines({gpu: (areas, seconds) for gpu, seconds in published.items()}, log='xy', x='pixels',
-           y='s a sample', title='Published figures: the time of a sample')
-
-# %% [markdown]
-# On the V100 the first step of four times the area is free, and the last costs four times the time. The K80 starts to
-# pay earlier, and is nowhere flat. Layers differ: the early ones, with their large images, fill a GPU before the late
-# ones do.
-#
-# What does this machine do? We take the first layers of a ResNet-18, and train on one image at a time. **Predict:**
-# from 64 x 64 to 128 x 128 pixels, how many times as long?
-
-# %% tags=["measured"]
-my_guess = None        # times
-
-
-def seconds(size):
-    """Of a forward and a backward of one image; the fastest of several rounds."""
-    costs = profile(build('resnet18')[:5], torch.rand(1, 1, size, size), timeout=0.2)
-    return sum(layer.forward + layer.backward for layer in costs)
-
-
-sides = [8, 16, 32, 64, 128] + [256, 512, 1024] * here.on_gpus
-times = [seconds(size) for size in sides]
-compare(my_guess, times[4] / times[3], ' times as long' + here.doubt)
-areas = [side ** 2 for side in sides]
-plot.lines({'here': (areas, [1000 * time for time in times])}, log='xy', x='pixels',
-           y='ms a sample', title='On one device of this machine', write='{:.3g}')
-
-# %% [markdown]
-# A core of a CPU has few units to fill: it computes a handful of numbers at a time, and any image keeps them busy.
-# What makes the left end of its curve less steep is something else: each operation has to be called, and that costs
-# the same for every size. So a core cannot say whether the claim holds. The lecture's figures can.
-
-# %% tags=["measured"]
-def growth(times):
-    """How many times as long for the first and for the last step of four times the area."""
-    times = [time for time in times if time is not None]
-    return times[1] / times[0], times[-1] / times[-2]
-
-
-(v100_first, v100_last), (k80_first, k80_last) = map(growth, published.values())
-first, last = growth(times)
-decisive = (first, last) if here.on_gpus else (v100_first, v100_last)
-claims.test('C10', decisive[0] < 1.25 and decisive[1] > 3,
-            'four times the area takes, for the smallest and for the largest images, '
-            f'{v100_first:.2f} and {v100_last:.2f} times as long on a V100, '
-            f'{k80_first:.2f} and {k80_last:.2f} times on a K80 (so not flat there), '
-            f'{first:.2f} and {last:.2f} times here', by='' if here.on_gpus else 'published figures')
-
-# %% [markdown]
 # ## Long skips
 #
-# Large images are also where a single sample does not fit one device. The usual network for them is the *U-Net*. Its
+# With large images, a single one may be too much for a device. The usual network for them is the *U-Net*. Its
 # encoder makes the image smaller level by level, its decoder makes it large again. And each level of the decoder also
 # gets what the encoder had at that level, by a *skip*.
 #
@@ -380,21 +317,26 @@ for level in range(4):
 
 # %% [markdown]
 # The skips are the largest of all. We place the eight layers on four devices, in two ways. In the picture the encoder
-# is at the left and goes down, the decoder is at the right and goes up. Numbers are devices:
+# is at the left and goes down, the decoder is at the right and goes up. Boxes are layers, with the number of their
+# device. Solid lines are what a layer gives to the next, dashed ones are skips:
 
 # %%
 placements = {'by depth': [0, 0, 1, 1, 2, 2, 3, 3], 'by level': [0, 1, 2, 3, 3, 2, 1, 0]}
 places = [(0, 3), (0, 2), (0, 1), (0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]     # of a layer, in the picture
-figure = plot.Picture(figsize=(9, 2.8), layout='constrained')
+colours = ['#1f5583', '#3f8f8b', '#a0508b', '#6a6a6a']                        # of a device
+figure = plot.Picture(figsize=(9, 3.2), layout='constrained')
 for (name, device_of), ax in zip(placements.items(), figure.subplots(1, 2)):
-    ax.plot(*zip(*places), color='#6a6a6a', linewidth=0.9)
+    ax.plot(*zip(*places[:4], (0, -0.6), (1, -0.6), *places[4:]), color='#6a6a6a', linewidth=0.9)
     for level, megabytes in enumerate(skips):
         ax.plot([0, 1], [3 - level] * 2, color='#c8781e', linestyle='--', linewidth=0.9)
         ax.text(0.5, 3.08 - level, f'skip {megabytes:.1f} MB', ha='center', fontsize=8)
+        ax.text(-0.03, 2.5 - level, f'{down[level]:.1f} MB', ha='right', va='center', fontsize=8)
+    for level in range(3):
+        ax.text(1.03, 0.5 + level, f'{up[level]:.1f} MB', va='center', fontsize=8)
     for (right, height), device in zip(places, device_of):
         ax.text(right, height, device, ha='center', va='center', color='white', fontsize=11,
-                bbox={'boxstyle': 'round', 'facecolor': ['#1f5583', '#3f8f8b', '#a0508b', '#6a6a6a'][device]})
-    ax.set(xlim=(-0.3, 1.3), ylim=(-0.5, 3.5), xticks=[], yticks=[], frame_on=False)
+                bbox={'boxstyle': 'round', 'facecolor': colours[device]})
+    ax.set(xlim=(-0.3, 1.3), ylim=(-0.8, 3.5), xticks=[], yticks=[], frame_on=False)
     ax.set_title(name, fontsize=10, fontweight='bold')
 figure
 
@@ -437,7 +379,7 @@ plot.lines({'by depth, naively': (links[1:], naive_ms[1:]), 'by level': (links[1
            log='x', x='GB/s', y='ms a step', title='A U-Net on four devices, in virtual time')
 
 # %% [markdown]
-# And in reality? The lecture trained a U-Net on eight V100 of 16 GB. These are its seconds a sample. Where a line
+# And in reality? A lecture trained a U-Net on eight V100 of 16 GB. These are its seconds a sample. Where a line
 # ends, the next size ran out of memory.
 
 # %%
@@ -449,8 +391,8 @@ plot.lines({name: (list(table), [row[column] for row in table.values()])
 
 # %% [markdown]
 # Eight GPUs are slower than one where one is enough: one works at a time, and the messages come on top. What they
-# gain is size: 768 pixels instead of 512 naively, and 1024 with the aware placement, where no device holds skips that
-# it only passes on. Hardly any time is saved, which is what our curve shows for fast links, at its right end.
+# gain is size: 768 pixels instead of 512 naively, and 1024 with the aware placement. Hardly any time is saved, which is
+# what our curve shows for fast links, at its right end.
 
 # %%
 change = [aware / naive_one - 1 for _, naive_one, aware in table.values() if naive_one]
@@ -458,6 +400,61 @@ claims.test('C09', by_level < straight < naive,
             f'a forward of one image moves {naive:.1f} MB naively, {straight:.1f} MB if skips go straight, '
             f'{by_level:.1f} MB if they stay; the time of published steps changes by only '
             f'{min(change):+.0%} to {max(change):+.0%}, but a larger image fits')
+
+# %% [markdown]
+# ## When is a device full?
+#
+# Besides waiting there is another way to waste a device: to give it too little to do. A GPU has thousands of units
+# that compute at the same time. A small image cannot use them all, and then a larger one takes hardly longer: this is
+# claim C10.
+#
+# Here are figures of a lecture: seconds a sample (batch 1), for square images of different sizes, on two GPUs. We
+# draw them against the area, so that a doubled side is a step of four. The V100 is the larger GPU.
+
+# %%
+sizes = [64, 128, 256, 512, 1024, 2048]
+published = {'V100': [.0186, .0188, .0232, .0548, .1899, .7449],      # out of memory at 4096
+             'K80': [.0316, .0533, .1069, .3005, 1.0024, None]}       # out of memory at 2048
+areas = [size ** 2 for size in sizes]
+plot.lines({gpu: (areas, seconds) for gpu, seconds in published.items()}, log='xy', x='pixels',
+           y='s a sample', title='Published figures: the time of a sample')
+
+# %% [markdown]
+# On the V100 the first step of four times the area is free, and the last costs four times the time. The K80 pays from
+# the first step on, and is nowhere flat.
+#
+# And this machine? We train the first layers of a ResNet-18 on one image at a time. (One core of a CPU computes a
+# handful of numbers at a time. Any image keeps it busy, so it cannot decide this claim; a GPU can.) **Predict:**
+# from 64 x 64 to 128 x 128 pixels, how many times as long?
+
+# %% tags=["measured"]
+my_guess = None        # times
+
+
+def seconds(size):
+    """Of a forward and a backward of one image; the fastest of several rounds."""
+    costs = profile(build('resnet18')[:5], torch.rand(1, 1, size, size), timeout=0.2)
+    return sum(layer.forward + layer.backward for layer in costs)
+
+
+def growth(times):
+    """How many times as long for the first and for the last step of four times the area."""
+    times = [time for time in times if time is not None]
+    return times[1] / times[0], times[-1] / times[-2]
+
+
+times = [seconds(side) for side in [8, 16, 32, 64, 128] + [256, 512, 1024] * here.on_gpus]
+compare(my_guess, times[4] / times[3], ' times as long', doubt=here.doubt)
+
+# %% tags=["measured"]
+growths = {name: growth(of) for name, of in {**published, 'this machine': times}.items()}
+decisive = ['this machine'] if here.on_gpus else [*published]
+holds = [name for name in decisive if growths[name][0] < 1.25 and growths[name][1] > 3]
+found = ', '.join(f'{first:.2f} and {last:.2f} times as long ({name})'
+                  for name, (first, last) in growths.items())
+claims.test('C10', bool(holds),
+            f'four times the area takes, for the smallest and for the largest images, {found}{here.doubt}',
+            by='' if here.on_gpus else f"published figures, on the {' and '.join(holds)} only")
 
 # %% [markdown]
 # ## Remember

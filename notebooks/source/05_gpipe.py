@@ -34,8 +34,9 @@ from fewgpu.simulate import Costs, allowed_speed_up, simulate
 from fewgpu.trace import WAITS
 from fewgpu.workshop import check
 from fewgpu.workshop.claims import Claims
-from fewgpu.workshop.here import Here, measure
+from fewgpu.workshop.here import Here
 from fewgpu.workshop.lesson import Source, compare
+from fewgpu.workshop.measure import gradient_of, measure
 from fewgpu.workshop.panel import Panel, Slider
 
 claims = Claims()      # what we find out on the way is noted here
@@ -64,8 +65,9 @@ compare(my_guess, cut.makespan, ' units')
 plot.timelines({'Model parallelism: one piece': whole, 'GPipe: eight micro-batches': cut}, unit='units')
 
 # %% [markdown]
-# The work is the same, and so is the result: gradients of micro-batches add up to that of the mini-batch, and the
-# optimizer takes one step at the end, as ever. Only the waiting has become less: the step takes about a third of the time.
+# Grey is a device that is *idle*, and the *makespan* is the length of the whole picture: a step. The work is the same, and
+# so is the result: gradients of micro-batches add up to that of the mini-batch, and the optimizer takes one step at the end,
+# as ever. Only the waiting has become less: the step takes about a third of the time.
 #
 # ## 2 A schedule is data
 #
@@ -76,15 +78,10 @@ plot.timelines({'Model parallelism: one piece': whole, 'GPipe: eight micro-batch
 print(schedule.gpipe(stages=4, micro_batches=8))
 
 # %% [markdown]
-# All rows are the same, and none says when to wait. A device simply cannot run F3 before the device above has sent
-# it the output of its own F3, nor B3 before the device below has sent it a gradient. The program that makes the rows is
-# as short as that:
-
-# %%
-Source(schedule.gpipe)
-
-# %% [markdown]
-# The backwards come in reverse order, because the last stage has just finished F7 and can go on with B7 at once.
+# All rows are the same, and none says when to wait. A device simply cannot run F3 before the previous stage has sent it
+# the output of its own F3, nor B3 before the next stage has sent it a gradient.
+#
+# Any order of the backwards takes as long. We take the reverse one: with it, lesson 6 need not recompute the last micro-batch.
 #
 # The rows are all there is. One program draws them, one gives them times (this is what `simulate` did), and one, the
 # *interpreter*, runs them on real devices. Here it runs them with a tiny network. Did every device do
@@ -105,22 +102,24 @@ for planned, ran in zip(plan.rows, pipe.timeline.rows):
 # `GPipe` takes an `nn.Sequential`. `balance` is how many layers each stage gets, `chunks` the number of micro-batches.
 # (`checkpoint` is for lesson 6.)
 #
-# **Your turn.** [exercises/05_gpipe_schedule.py](../exercises/05_gpipe_schedule.py) asks for the schedule as you have just seen
-# it: which forwards run at the same time, the rows, and the idle share. It takes about 25 minutes. Whenever you have
-# saved the file:
-
-# %% tags=["yours"]
-check(5)
-
-# %% [markdown]
-# (For a hint: `./workshop.py hint 05` in a terminal.)
-#
 # ## 3 The bubble
 #
-# The idle part of a step is called the *bubble*. Look again at the second picture of section 1, at the forwards only. Call
-# the number of stages n, and that of micro-batches m.
+# The idle part of a step is called the *bubble*. Here are the forwards alone of the pipeline in section 1:
+
+# %%
+forwards = replace(cut, rows=tuple(tuple(span for span in row if span.op.kind == 'F') for row in cut.rows))
+picture = plot.timeline(forwards, title='The forwards alone', unit='units')
+for stage in range(4):
+    for start, slots in [(0, stage), (8 + stage, 3 - stage)]:      # before its work, and after it
+        if slots:
+            picture.axes[0].text(start + slots / 2, stage, f'{slots} idle', ha='center', va='center',
+                                 fontsize=9)
+picture
+
+# %% [markdown]
+# Call the number of stages n, and that of micro-batches m.
 #
-# - The device works for m slots of time, one a micro-batch.
+# - Each device works for m slots of time, one a micro-batch.
 # - The last device starts n - 1 slots after the first. So all forwards together take m + n - 1 slots.
 # - Each device is idle for n - 1 of them.
 #
@@ -150,28 +149,27 @@ counts = [1, 2, 4, 8, 16, 32, 64, 128]
 idle = {f'{n} devices': [100 * bubble[n, m] for m in counts] for n in (2, 4, 8, 16)}
 picture = plot.lines({name: (counts, shares) for name, shares in idle.items()},
                      x='micro-batches', y='bubble (%)', log='x', title='Idle share of the devices')
-picture.axes[0].set_xticks(counts, counts)
+picture.axes[0].set(xticks=counts, xticklabels=counts, ylim=(0, None))
 picture
 
 # %% [markdown]
 # The authors of GPipe found the bubble almost negligible with at least four times as many micro-batches as stages (section
-# 2.3). That is a rule to be tested. We call a bubble small if it takes at most a fifth of the step, and count how
-# many micro-batches 5 % would need.
+# 2.3). We look at four times as many, and at twenty times, and call 5 % almost negligible.
 
 # %%
 shrinks = all(bubble[n, 2 * m] < bubble[n, m] for n in range(2, 17) for m in counts[:-1])
-rule = {n: bubble[n, 4 * n] for n in (2, 4, 8, 16)}
-for n, idle in rule.items():
-    enough = next(m for m in range(1, 1000) if (n - 1) / (m + n - 1) <= 0.05)
-    print(f'{n:2} devices: idle {idle:.0%} with {4 * n:2} micro-batches; 5 % takes {enough}')
-claims.test('C14', shrinks and max(rule.values()) <= 0.2, 'with 4 n micro-batches '
-            + ', '.join(f'{idle:.0%} with n = {n}' for n, idle in rule.items())
-            + ' idle: small, but for a negligible 5 % it takes m = 19 (n - 1)', by='the simulator')
+four, twenty = ({n: simulate(schedule.gpipe(n, times * n), Costs(F=1, B=2)).bubble for n in (2, 4, 8, 16)}
+                for times in (4, 20))
+for n in four:
+    print(f'{n:2} devices: idle {four[n]:.0%} with {4 * n:2} micro-batches, {twenty[n]:.1%} with {20 * n}')
+claims.test('C14', shrinks and max(twenty.values()) <= 0.05,
+            f'with 20 n micro-batches, n up to 16 devices are idle for at most {max(twenty.values()):.1%}; '
+            f'with 4 n it is still {min(four.values()):.0%} to {max(four.values()):.0%}', by='the simulator')
 
 # %% [markdown]
 # Try it. How does the bubble change if a backward takes three times as long as a forward? And if every message has to
 # travel for a while? *Latency* is how long even an empty message travels; *link time* is how long the link is
-# busy with one message, so that the next has to queue.
+# busy with one message, so that the next has to queue. Messages are not drawn: you see only who waits for them.
 
 # %%
 def draw(stages, micro_batches, backward, latency, link_time):
@@ -182,8 +180,21 @@ def draw(stages, micro_batches, backward, latency, link_time):
     return plot.timeline(step, unit='units'), said
 
 
-Panel(draw, stages=Slider(4, 1, 8), micro_batches=Slider(8, 1, 32), backward=Slider(2.0, 0.5, 4.0, 0.5),
+Panel(draw, stages=Slider(4, 1, 8), micro_batches=Slider(8, 1, 24), backward=Slider(2.0, 0.5, 4.0, 0.5),
       latency=Slider(0.0, 0.0, 4.0, 0.5), link_time=Slider(0.0, 0.0, 4.0, 0.5))
+
+# %% [markdown]
+# **Your turn.** [exercises/05_gpipe_schedule.py](../exercises/05_gpipe_schedule.py) asks for what you have just seen: which
+# forwards run at the same time, the rows, and the idle share. It takes about 25 minutes. Whenever you have saved the file:
+
+# %% tags=["yours"]
+check(5)
+
+# %% [markdown]
+# (For a hint: `./workshop.py hint 05` in a terminal.) Solved, or put off? This is how the kit makes the rows:
+
+# %%
+Source(schedule.gpipe)
 
 # %% [markdown]
 # ## 4 On this machine
@@ -224,17 +235,18 @@ def pipeline(m):
 plain = measure(network(), inputs, targets, here.devices)
 model_parallel = ModelParallel(network(), balance, devices=here.devices)
 runs = {1: measure(model_parallel, inputs, targets, here.devices)}
-print(f'{plain.speed:.1f} images a second on one device, {runs[1].speed:.1f} on two, in one piece')
+print(f'{plain.speed:.1f} samples a second on one device, {runs[1].speed:.1f} on two, in one piece')
 
 # %% [markdown]
 # Now with micro-batches. **Predict:** what percentage of the two devices' time is idle with 4 micro-batches? (You may use
-# the formula. What could make reality differ from it?)
+# the formula. What could make reality differ from it?) In the picture a thin grey line is a device that *waits for a
+# message*.
 
 # %% tags=["measured"]
 my_guess = None        # percent
 
 runs |= {m: measure(pipeline(m), inputs, targets, here.devices) for m in (2, 4, 8)}
-compare(my_guess, 100 * runs[4].timeline.bubble, ' %')
+compare(my_guess, 100 * runs[4].timeline.bubble, ' %', doubt=here.doubt)
 
 # %% tags=["measured"]
 plot.timelines({f'{m} micro-batch' + 'es' * (m > 1): run.timeline for m, run in runs.items()})
@@ -248,6 +260,9 @@ plot.bars({f'm = {m}': 100 * run.timeline.bubble for m, run in runs.items()}, wr
 # What is above the formula has three causes. One stage takes longer than the other, which then waits. Between forward and
 # backward the loss is computed, while both wait. And other programs use this machine.
 #
+# It can also be below: on a busy machine operations become longer, and fill the gaps. A small bubble alone does not mean
+# fast. Look at the length of the step, too.
+#
 # ## 5 Too many micro-batches
 #
 # By the formula, the more micro-batches the better. **Predict:** which number of them gives the most samples a second: 2,
@@ -259,23 +274,24 @@ my_guess = None        # micro-batches
 runs[16] = measure(pipeline(16), inputs, targets, here.devices)
 speed = {m: run.speed for m, run in runs.items()}
 best = max(speed, key=speed.get)
-compare(my_guess, best, ' as the fastest number')
+compare(my_guess, best, ' micro-batches', doubt=here.doubt)
 plot.bars({'plain, one device': plain.speed} | {f'm = {m}': value for m, value in speed.items()},
           title='Samples a second')
 
 # %% [markdown]
 # Each operation costs something, however few images it gets, and with few it uses the hardware badly. So the work
-# itself grows. These are the seconds in which devices computed, both together, in one step:
+# itself grows. These are the seconds in which devices computed, both together, in one step. (In one piece they compute one
+# at a time, and do not slow each other down. So we leave m = 1 out.)
 
 # %% tags=["measured"]
-work = {m: sum(map(run.timeline.busy, range(2))) for m, run in runs.items()}
+work = {m: sum(map(runs[m].timeline.busy, range(2))) for m in (2, 4, 8, 16)}
 plot.bars({f'm = {m}': 1e3 * seconds for m, seconds in work.items()}, write='{:.0f} ms',
           title='Work of one step, both devices together')
 
 # %% tags=["measured"]
 claims.test('C15', 1 < best < 16 if here.steady else None,
             f'fastest of 1, 2, 4, 8 and 16 is m = {best}; a step with 16 is '
-            f'{work[16] / work[1]:.2f} times the work of one with 1' + here.doubt)
+            f'{work[16] / work[2]:.2f} times the work of one with 2' + here.doubt)
 
 # %% [markdown]
 # A model of it: an operation takes a fixed overhead, and on top a share of the mini-batch's work. Let the forward
@@ -300,6 +316,8 @@ picture
 # Only the fixed overhead tells where the optimum is, and it differs from machine to machine. So measure with your model and
 # your devices, as we just did: a few steps with each of a few numbers.
 #
+# This is a good place for a break: so far when devices work, from here on what they send, and what they compute.
+#
 # ## 6 What crosses the link
 #
 # A pipeline sends the output of a stage to the next device, and the gradient of it back. That is all. We
@@ -308,28 +326,36 @@ picture
 # - **Pipeline:** the activations at the cut (or their gradients).
 # - **Data parallelism** ([lesson 3](03_data_parallelism.ipynb)): an all-reduce of all gradients. In a ring of two, a
 #   device sends as many bytes as there are.
-# - **Every layer cut in two:** a form of model parallelism in which each device computes half of the channels of every
-#   layer. The halves have to be exchanged after each layer, forward and backward.
+# - **Tensor parallelism:** every layer is cut in two, and each device computes half of its channels. The halves have to be
+#   exchanged after each layer that mixes channels, forward and backward.
 #
 # **Predict:** how many MB does a device send in a pipeline that is cut after layer 7, where an image is 128 · 14 · 14 numbers?
 
 # %%
 my_guess = None        # MB
 
-resnet, image, outputs = build('resnet18').eval(), torch.zeros(1, 1, 28, 28), []
-for layer in resnet:
+resnet, image, outputs = build('resnet18').eval(), torch.zeros(1, 1, 28, 28), {}
+for name, layer in resnet.named_children():
     image = layer(image)
-    outputs.append(image.nbytes)
-sent = {'pipeline': 64 * outputs[6], 'data parallelism': sum(p.nbytes for p in resnet.parameters()),
-        'every layer cut': 64 * 2 * sum(outputs) // 2}
+    outputs[name] = image.nbytes                     # of one image
+mixing = [name for name in outputs if name.startswith(('conv', 'block', 'linear'))]
+forward_and_back = 2 * sum(outputs[name] for name in mixing)
+sent = {'pipeline': 64 * outputs['block2_2'],
+        'data parallelism': sum(p.nbytes for p in resnet.parameters()),
+        'tensor parallelism': 64 * forward_and_back // 2}      # its half of the channels
 compare(my_guess, sent['pipeline'] / 1e6, ' MB')
 plot.bars({name: size / 1e6 for name, size in sent.items()}, write='{:.1f} MB',
           title='What one device sends in a step: ResNet-18, 64 images')
 
 # %% [markdown]
-# The ratio is no law. What a pipeline sends grows with the batch, what data parallelism sends grows with the model: with 445
-# images they are equal here. (And each block counts as one layer in the third bar; inside there is more to exchange.)
-#
+# The ratio is no law. What a pipeline sends grows with the batch, what data parallelism sends grows with the model. (And
+# each block counts as one layer in the third bar; inside there is more to exchange.)
+
+# %%
+equal = sent['data parallelism'] / outputs['block2_2']
+print(f'A pipeline sends as much as data parallelism with {equal:.0f} images.')
+
+# %% [markdown]
 # Bytes are half of the story. The other half is who waits for them. While a micro-batch is on its way, a pipeline computes
 # another one. So how slow may the link be before a step takes 10 % longer? We let a message take more and more time,
 # measured in forwards of a micro-batch.
@@ -346,25 +372,30 @@ times = [tenth / 10 for tenth in range(31)]
 slack = {n: max(time for time in times if longer(time, n) <= 0.1) for n in (2, 4, 8)}
 for n, time in slack.items():
     print(f'{n} devices: a step is at most 10 % longer if a message takes {time} forwards')
-plot.lines({f'{n} devices': (times[::5], [100 * longer(time, n) for time in times[::5]]) for n in slack},
-           x='time of a message (forwards)', y='longer (%)', title='A slow link, 16 micro-batches')
+curves = {n: [100 * longer(time, n) for time in times[::5]] for n in slack}
+picture = plot.lines({f'{n} devices': (times[::5], curve) for n, curve in curves.items()},
+                     x='time of a message (forwards)', y='longer (%)', title='A slow link, 16 micro-batches')
+picture.axes[0].set_ylim(0)
+picture
 
 # %% [markdown]
 # With two or four devices a message may take about as long as the forward that made it. Until then the link carries
 # one micro-batch while the devices compute the next, and only the first and the last messages are waited for. With
-# eight devices there are more of those: seven on the way down, seven on the way back. Where the lines bend, the link has
-# become the slowest stage.
+# eight devices there are more of those: seven on the way there, seven on the way back. The lines bend twice: at 1 the link
+# becomes slower than a forward, at 2 slower than a backward. Then the devices wait for it again and again.
 #
-# With every layer cut nothing overlaps: a layer needs all of the exchange before it. Take a link so slow that such a step
-# takes twice as long. **Predict:** by how many percent does the same link lengthen a step of the pipeline, with two devices
-# and 8 micro-batches?
+# In tensor parallelism nothing overlaps: a layer needs all of the exchange before it. Take a link so slow that such a step
+# takes twice as long: the 62 MB take as long as the 24 units of computing. **Predict:** by how many percent does the same link
+# lengthen a step of the pipeline, with two devices and 8 micro-batches?
+#
+# (A message of the pipeline is 0.8 MB, and its step is 27 units with the bubble. Only two messages are waited for.)
 
 # %%
 my_guess = None        # percent
 
 computing = 8 * (1 + 2)                                   # units of a step, on each device
-per_byte = computing / sent['every layer cut']            # units that the link is busy with a byte
-slower = {'every layer cut': 1.0,
+per_byte = computing / sent['tensor parallelism']         # units that the link is busy with a byte
+slower = {'tensor parallelism': 1.0,
           'data parallelism': per_byte * sent['data parallelism'] / computing,
           'pipeline': longer(per_byte * sent['pipeline'] / 8, n=2, m=8)}
 compare(my_guess, 100 * slower['pipeline'], ' %')
@@ -375,10 +406,12 @@ plot.bars({name: 100 * share for name, share in slower.items()}, write='{:.1f} %
 # (Of data parallelism this is the worst case: its all-reduce can begin while the backward still runs.)
 
 # %%
-claims.test('C16', sent['pipeline'] < sent['every layer cut'] and slower['pipeline'] < 0.1,
-            'a link that doubles the step where every layer is cut lengthens it in a pipeline by '
-            f"{slower['pipeline']:.1%}; a message may take {slack[2]}, {slack[4]}, {slack[8]} forwards "
-            'with 2, 4, 8 devices until a step is 10 % longer', by='the simulator')
+claims.test('C16', sent['pipeline'] < sent['tensor parallelism'] and slower['pipeline'] < 0.1,
+            'ResNet-18, 64 images, 2 devices, one cut: a link that doubles the step in tensor parallelism '
+            f"lengthens it in a pipeline by {slower['pipeline']:.1%}. But a link can be too slow: "
+            f'with 2, 4, 8 devices a step is 10 % longer if a message takes {slack[2]}, {slack[4]}, '
+            f'{slack[8]} forwards, and ' + ', '.join(f'{curve[-1]:.0f}' for curve in curves.values())
+            + ' % if it takes 3', by='the simulator')
 
 # %% [markdown]
 # What does it mean in bytes a second, with the times measured above? The median time of each operation goes
@@ -399,10 +432,13 @@ def lengthened(megabytes):
 rates = [2, 5, 10, 20, 50, 100, 200, 500]
 picture = plot.lines({'': (rates, [lengthened(rate) for rate in rates])}, log='x', write='{:.1f} %',
                      x='MB/s of the link', y='longer (%)', title='The measured pipeline, a slower link')
-picture.axes[0].set_xticks(rates, rates)
+picture.axes[0].set(xticks=rates, xticklabels=rates, ylim=(0, None))
 picture
 
 # %% [markdown]
+# Read it from the right. Where the line begins to rise steeply, a message takes as long as the forward of a micro-batch: a
+# link should have more than that. Devices that compute faster need a faster link, too.
+#
 # ## 7 More devices
 #
 # With n devices a balanced pipeline is at most m n / (m + n - 1) times as fast as one device: this is n times the busy share.
@@ -421,14 +457,9 @@ plot.lines({'as many times as devices': (sizes, sizes)}
            | {f'{m} micro-batch' + 'es' * (m > 1): (sizes, times) for m, times in faster.items()},
            x='devices', y='times as fast', title='Speed-up in virtual time')
 
-# %%
-print('busy share of each device\n' + ' ' * 10 + ''.join(f'{n:>5} dev.' for n in (2, 4, 6, 8)))
-for m, times in faster.items():
-    print(f'    m = {m:2}' + ''.join(f'{times[n - 1] / n:>10.0%}' for n in (2, 4, 6, 8)))
-
 # %% [markdown]
-# Both sentences that one hears about pipelines are in this table. With many micro-batches the speed grows almost linearly. With
-# few, devices are badly used, and more devices make it worse.
+# Both sentences that one hears about pipelines are in this picture. With many micro-batches the speed grows almost linearly.
+# With few, devices are badly used, and more devices make it worse.
 #
 # Published figures: GPipe's table 2 (arXiv 1811.06965) gives speeds on TPUs with 32 micro-batches, as multiples of
 # two devices with one micro-batch. In virtual time, two devices with one micro-batch are as fast as one device.
@@ -446,15 +477,16 @@ for name, row in published.items():
 # differ; uneven stages are one reason to stay behind, and [lesson 7](07_balance.ipynb) is about them. (Do not read too much
 # into single cells of the table: batch sizes changed from cell to cell, to fit the memory.)
 #
-# And the two devices here? We compare the best pipeline with the plain model on one device, and ask for 80 % of linear.
+# We call more than 80 % of linear almost linear, and less than half of it poor. The simulator says both for 8 devices; what the
+# two devices here do stands beside it.
 
 # %% tags=["measured"]
 gain = speed[best] / plain.speed
-busy = ' and '.join(f'{share:.0%}' for share in runs[best].timeline.busy_share)
-claims.test('C18', gain > 0.8 * 2 if here.steady else None,
-            f'2 devices, m = {best}: {gain:.2f} times as fast as one, devices busy {busy}'
-            + here.doubt + f'; in virtual time 8 devices are {faster[32][-1]:.1f} times as fast with '
-            f'32 micro-batches, {faster[4][-1]:.1f} with 4')
+claims.test('C18', faster[32][-1] > 0.8 * 8 and faster[4][-1] < 0.5 * 8,
+            f'8 devices are {faster[32][-1]:.1f} times as fast as one with 32 micro-batches, '
+            f'{faster[4][-1]:.1f} with 4. GPipe, table 2, 8 devices with 32: '
+            + ' and '.join(f'{row[-1]}' for row in published.values())
+            + f'. Measured here, 2 devices, m = {best}: {gain:.2f}' + here.doubt, by='the simulator')
 
 # %% [markdown]
 # ## 8 The work of a stage
@@ -495,13 +527,13 @@ check(6)
 #
 # Now the whole gradient, of a small network, cut in several ways, beside that of the plain model.
 #
-# **Predict:** are they equal to the last bit, equal up to rounding, or different?
+# Are they equal to the last bit, equal up to rounding, or different?
 
 # %%
 def gradient(model, x, y):
     model.zero_grad()
     cross_entropy(model(x), y).backward()
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    return gradient_of(model)
 
 
 def difference(one, other):
@@ -528,7 +560,7 @@ def gradient_by_parts(model, x, y):
     model.zero_grad()
     for part, target in reversed(list(zip(x.chunk(4), y.chunk(4)))):
         (cross_entropy(model(part), target) * len(part) / len(x)).backward()
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    return gradient_of(model)
 
 
 def in_a_pipeline(model, cut, x, y):
@@ -542,10 +574,12 @@ print('Equal to the last bit:', same)
 
 # %% [markdown]
 # There is one catch. *Batch norm* normalises by the mean and variance of the images that it sees together. In a pipeline
-# those are the images of one micro-batch. **Predict:** with batch norm in the network, are the gradients still those of the plain
-# model?
+# those are the images of one micro-batch. **Predict:** by how many percent does a pipeline's gradient differ from that of the
+# plain model, if there is batch norm in the network?
 
 # %%
+my_guess = None        # percent
+
 torch.manual_seed(0)
 normed = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
                        nn.Flatten(), nn.Linear(8 * 26 * 26, 10))
@@ -554,8 +588,8 @@ with core.active():
     piped = in_a_pipeline(normed, (3, 2), x, y)
     by_parts = difference(piped, gradient_by_parts(normed, x, y))
     at_once = difference(piped, gradient(normed, x, y))
-print('The plain model on 4 micro-batches, one by one: equal', by_parts < 1e-5)
-print('The plain model on all 32 images at once:       equal', at_once < 1e-5)
+compare(my_guess, round(100 * at_once), ' %')
+print('But the same as the plain model on 4 micro-batches, one by one:', by_parts < 1e-5)
 
 # %%
 claims.test('C19', max(errors.values()) < 1e-5 and same and by_parts < 1e-5 < at_once,
@@ -586,8 +620,8 @@ for name, (mean, updates) in {'one piece': plainly, 'four': each, 'four, deferre
 # %% [markdown]
 # ## Remember
 #
-# 1. Micro-batches let devices work at the same time. The bubble is (n - 1) / (m + n - 1) of the step: a fifth at most with
-#    m = 4 n.
+# 1. Micro-batches let devices work at the same time. The bubble is (n - 1) / (m + n - 1) of the step: less than a fifth with
+#    m = 4 n, less than 5 % with m = 20 n.
 # 2. Small micro-batches use a device badly, so there is a best number of them. Measure it.
 # 3. Only activations at the cuts cross the link, while devices compute. The result stays that of the plain model, except
 #    that batch norm sees micro-batches.

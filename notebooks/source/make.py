@@ -21,7 +21,9 @@ import argparse
 import base64
 import hashlib
 import io
+import itertools
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from datetime import datetime
@@ -32,7 +34,10 @@ import nbformat
 from nbclient import NotebookClient
 from PIL import Image
 
+from fewgpu.workshop.runner import whole
+
 SOURCES = Path(__file__).resolve().parent
+LIBRARY = SOURCES.parents[1] / 'lib/fewgpu'
 KERNEL = {'display_name': 'fewgpu', 'language': 'python', 'name': 'python3'}
 EXAMPLE = 'An example, measured on two cores without a GPU. Run the cell to see what your machine does.\n'
 NOT_COMPARED = {'measured', 'yours'}
@@ -49,7 +54,7 @@ def sources() -> list[Path]:
 def made_from(source: str, old: nbformat.NotebookNode | None = None) -> nbformat.NotebookNode:
     """The notebook that is made from the text of a source, with the outputs of an old one.
 
-    It says in its metadata by which code they were made; `is_fresh` compares.
+    It says in its metadata by which code and which parts of the kit they were made; `is_fresh` compares.
     """
     notebook = jupytext.reads(source, fmt='py:percent')
     notebook.metadata.clear()
@@ -75,8 +80,13 @@ def made_from(source: str, old: nbformat.NotebookNode | None = None) -> nbformat
 
 
 def is_fresh(notebook: nbformat.NotebookNode) -> bool:
-    """Are its outputs those of the code that is in it?"""
-    return notebook.metadata.get('fewgpu', {}).get('outputs_of') == _hash(notebook)
+    """Are its outputs those of the code that is in it, with the kit's words and pictures as they are now?"""
+    return notebook.metadata.get('fewgpu') == _made_by(notebook)
+
+
+def is_touched(notebook: nbformat.NotebookNode) -> bool:
+    """Has somebody worked in it since it was made?"""
+    return notebook.metadata.get('fewgpu', {}).get('outputs_of') != _hash(notebook)
 
 
 def run(notebook: nbformat.NotebookNode, folder: Path) -> None:
@@ -84,7 +94,7 @@ def run(notebook: nbformat.NotebookNode, folder: Path) -> None:
     os.environ.update(SURROUNDINGS)
     NotebookClient(notebook, timeout=120, kernel_name='python3', resources={'metadata': {'path': str(folder)}}).execute()
     seconds = [_seconds(cell) for cell in _code_cells(notebook)]
-    print(f'    {sum(seconds):.0f} s, the longest cell {max(seconds):.0f} s')
+    print(f'    {sum(seconds):.0f} s, the longest cell {max(seconds):.0f} s' + ' (too long?)' * (max(seconds) > 20))
     notebook.metadata.pop('widgets', None)
     notebook.metadata['language_info'] = {'name': 'python'}
     for cell in _code_cells(notebook):
@@ -97,7 +107,7 @@ def run(notebook: nbformat.NotebookNode, folder: Path) -> None:
             cell.outputs, cell.execution_count = [], None
         if 'measured' in tags and cell.outputs:
             cell.outputs.insert(0, nbformat.v4.new_output('stream', name='stdout', text=EXAMPLE))
-    notebook.metadata['fewgpu'] = {'outputs_of': _hash(notebook)}
+    notebook.metadata['fewgpu'] = _made_by(notebook)
 
 
 def _seconds(cell: nbformat.NotebookNode) -> float:
@@ -130,6 +140,21 @@ def _hash(notebook: nbformat.NotebookNode) -> str:
     return hashlib.sha256(repr([*_code(notebook)]).encode()).hexdigest()
 
 
+def _made_by(notebook: nbformat.NotebookNode) -> dict[str, str]:
+    """The code that outputs come from: the notebook's own, and what writes and draws for all of them."""
+    files = [LIBRARY / 'workshop' / f'{name}.py' for name in ('claims', 'here', 'lesson', 'measure', 'panel', 'recorded')]
+    kit = hashlib.sha256(b''.join(file.read_bytes() for file in [*files, *sorted((LIBRARY / 'plot').glob('*.py'))]))
+    return {'outputs_of': _hash(notebook), 'shown_by': kit.hexdigest()}
+
+
+def _keep(path: Path) -> None:
+    """Copy what somebody has worked in to a name that nothing has yet."""
+    copy = next(copy for number in itertools.count(1)
+                if not (copy := path.with_name(f'{path.name}.before-make-{number}')).exists())
+    shutil.copy2(path, copy)
+    print(f'{path.name} was worked in: that is kept as {copy.name}')
+
+
 def main(arguments: list[str]) -> None:
     """Make what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -143,11 +168,13 @@ def main(arguments: list[str]) -> None:
     for source in chosen:
         path = SOURCES.parent / f'{source.stem}.ipynb'
         old = nbformat.read(path, as_version=4) if path.exists() else None
+        if old is not None and is_touched(old):
+            _keep(path)
         notebook = made_from(source.read_text(encoding='utf-8'), old)
         if args.all or args.names or not is_fresh(notebook):
             print(f'{path} (running it ...)', flush=True)
             run(notebook, SOURCES.parent)
-        path.write_text(nbformat.writes(notebook) + '\n', encoding='utf-8')
+        whole.write(path, nbformat.writes(notebook) + '\n')
         print(path)
 
 

@@ -3,7 +3,7 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fewgpu.plot.looks import (ACTIVATIONS, GREY, head, label_rows, new_axes, row_end, size,
+from fewgpu.plot.looks import (ACTIVATIONS, GREY, head, label_rows, new_axes, row_end, say, size,
                                time_axis)
 from fewgpu.trace import Timeline
 
@@ -40,6 +40,7 @@ def memory_curves(timeline: Timeline, ax: Axes | None = None, *, title: str = ''
         ax.plot(times[levels.index(peak)], min(curve), 'o', color=GREY, markersize=2.5,
                 clip_on=False)
         row_end(ax, timeline.makespan, row, f'peak {size(peak, counts)}')
+        say(ax, f'{timeline.names[row]}: peak {size(peak, counts)}')
     label_rows(ax, timeline.names)
     time_axis(ax, span or timeline.makespan, unit)
     head(ax, title or f'Live {counts} of every device')

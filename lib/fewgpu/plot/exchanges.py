@@ -31,7 +31,8 @@ WIDEST = 10.0
 
 def exchanges(recording: Recording, rounds: Sequence[int] | None = None, *, title: str = '') -> Figure:
     """Draw what a collective did, round by round: the grid before, and after every round, with an
-    arrow a message in between. What a rank receives and does not keep is written at its arrow.
+    arrow a message in between. A message that is not seen in its sender's row before, or not kept
+    in its receiver's, is written at its arrow.
 
     `rounds` says which rounds, in a row (the first is 1; default: all). Raises ValueError for rounds
     that are not there.
@@ -133,17 +134,22 @@ def _arrows(ax: Axes, recording: Recording, arrows: Collection[Arrow], x: float,
         start, end = (top + TALL * (rank + 0.5) for rank in (arrow.source, arrow.target))
         ax.add_patch(FancyArrowPatch((x + 0.05, start), (x + GAP - 0.05, end), arrowstyle='-|>',
                                      mutation_scale=9, shrinkA=0, shrinkB=0, linewidth=1.1, color='#444444'))
-        if write and not _is_kept(recording, arrow):
+        if write and not _is_seen(recording, arrow):
             text = ' '.join(written(cell, len(recording.grids[0])) for cell in arrow.cells)
             ax.text(x + 0.04, start - 0.36 * TALL, text, fontsize=8, va='center', zorder=4,
                     path_effects=[withStroke(linewidth=2.5, foreground='white')])
 
 
-def _is_kept(recording: Recording, arrow: Arrow) -> bool:
-    """Is what was sent seen in the receiver's row afterwards?"""
+def _is_seen(recording: Recording, arrow: Arrow) -> bool:
+    """Is what was sent seen in the sender's row before, and as a part of what is new in the receiver's after?"""
+    held = recording.grids[arrow.round - 1][arrow.source]
     before, after = (recording.grids[number][arrow.target] for number in (arrow.round - 1, arrow.round))
     new = [cell for old, cell in zip(before, after) if old != cell]
-    return all(any({*sent} <= {*cell} for cell in new) for sent in arrow.cells)
+    return all(_is_in(sent, held) and any({*sent} <= {*cell} for cell in new) for sent in arrow.cells)
+
+
+def _is_in(sent: Cell, row: Sequence[Cell]) -> bool:
+    return any({*sent} == {*cell} for cell in row)
 
 
 def written(cell: Cell, ranks: int) -> str:
@@ -158,7 +164,8 @@ def overlaps(runs: Mapping[str, Run], *, unit: str = 'units') -> Figure:
     """Draw, of practice runs of a data-parallel step, what rank 0 computes and when all-reduces go on.
 
     The first stretch of computing is the forward, the others are backwards of layers, the last layer
-    first; reductions are numbered as they begin. One picture a run, on one time axis.
+    first; layers are numbered from the input, from 0, reductions as they begin. One picture a run, on
+    one time axis.
     """
     figure = Picture(figsize=(8.0, 1.65 * len(runs) + 0.2), layout='constrained')
     longest = max(run.makespan for run in runs.values())
@@ -167,11 +174,10 @@ def overlaps(runs: Mapping[str, Run], *, unit: str = 'units') -> Figure:
         (forward, *backwards), channel = run.worked[0], run.reductions
         for row in (0, 1):
             add_patch(ax, IDLE, 0.0, row, run.makespan, 0.72)
-        _stretch(ax, LOOKS['F'], 0, forward, '')
-        for number, span in enumerate(backwards):
-            _stretch(ax, LOOKS['B'], 0, span, str(number))
-        for number, reduction in enumerate(channel):
-            _stretch(ax, ALL_REDUCE, 1, (reduction.begins, reduction.ends), str(number))
+        _stretch(ax, LOOKS['F'], 0, [forward], [''])
+        _stretch(ax, LOOKS['B'], 0, backwards, [str(number) for number in reversed(range(len(backwards)))])
+        _stretch(ax, ALL_REDUCE, 1, [(reduction.begins, reduction.ends) for reduction in channel],
+                 [str(number) for number in range(len(channel))])
         label_rows(ax, ['computes', 'network'])
         time_axis(ax, longest, unit)
         if ax is not axes[-1]:
@@ -180,8 +186,10 @@ def overlaps(runs: Mapping[str, Run], *, unit: str = 'units') -> Figure:
     return figure
 
 
-def _stretch(ax: Axes, look: Look, row: int, span: tuple[float, float], text: str) -> None:
-    patch = add_patch(ax, look, span[0], row, span[1] - span[0], 0.72)
-    patch.set_gid(f'{look.label} {text}')
-    if text:
-        ax.add_artist(Inside(patch, text, look))
+def _stretch(ax: Axes, look: Look, row: int, spans: Sequence[tuple[float, float]], texts: list[str]) -> None:
+    """Stretches of one kind; either all of their texts are shown, or none."""
+    for (begin, end), text in zip(spans, texts):
+        patch = add_patch(ax, look, begin, row, end - begin, 0.72)
+        patch.set_gid(f'{look.label} {text}')
+        if text:
+            ax.add_artist(Inside(patch, text, look, digits=max(map(len, texts))))

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from fewgpu.plot.looks import ACTIVATIONS, GREY, PARAMETERS, add_patch, head, label_rows, new_axes
+from fewgpu.plot.looks import ACTIVATIONS, GREY, PARAMETERS, add_patch, head, label_rows, new_axes, say
 
 if TYPE_CHECKING:   # pictures of schedules need no torch
     from fewgpu.meter import Memory
@@ -28,6 +28,7 @@ def bars(figures: Mapping[str, float | None], ax: Axes | None = None, *, title: 
         if value is not None:
             ax.add_patch(Rectangle((0.0, row - 0.3), value, 0.6, facecolor=BAR))
             note = f'{write.format(value)}  {note}'
+        say(ax, f'{name}: {note}'.rstrip())
         _end_label(ax, value or 0.0, row, note)
     label_rows(ax, figures)
     _bare(ax, longest)
@@ -42,7 +43,7 @@ def memory_bars(memory: Mapping[str, Sequence[Memory]], ax: Axes | None = None, 
     ax = ax or new_axes(6.0, 0.8 + 0.42 * sum(map(_height, memory.values())))
     longest = max((device.peak for devices in memory.values() for device in devices), default=1)
     middles, top = [], 0.0
-    for devices in memory.values():
+    for name, devices in memory.items():
         middles.append(top + _height(devices) / 2)
         bar = (_height(devices) - 0.2) / max(len(devices), 1)
         for index, device in enumerate(devices):
@@ -50,6 +51,7 @@ def memory_bars(memory: Mapping[str, Sequence[Memory]], ax: Axes | None = None, 
             add_patch(ax, PARAMETERS, 0.0, y, device.parameters, 0.88 * bar)
             add_patch(ax, ACTIVATIONS, device.parameters, y, device.peak - device.parameters, 0.88 * bar)
             _end_label(ax, device.peak, y, f'{device.peak / 1e9:.3f} GB  {device.name}')
+            say(ax, f'{name}: {device.name} {device.peak / 1e9:.3f} GB')
         if not devices:
             _end_label(ax, 0.0, middles[-1], 'not measured')
         top += _height(devices)

@@ -40,7 +40,14 @@ GREY = '#6a6a6a'   # of what is said besides
 
 
 class Picture(Figure):
-    """A figure that shows itself at the end of a notebook's cell, whatever backend is set."""
+    """A figure that shows itself at the end of a notebook's cell, whatever backend is set.
+
+    `said` is what it shows, in words and figures: for those who cannot see it, and for tests of notebooks.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.said: list[str] = []
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return shown(self)
@@ -51,12 +58,19 @@ def shown(figure: Figure) -> tuple[dict[str, Any], dict[str, Any]]:
     buffer = io.BytesIO()
     figure.savefig(buffer, format='png', dpi=180)   # sharp on screens with small pixels
     width = {'width': round(90 * figure.get_figwidth())}
-    return {'image/png': buffer.getvalue(), 'text/plain': repr(figure)}, {'image/png': width}
+    said = '\n'.join(getattr(figure, 'said', [])) or repr(figure)
+    return {'image/png': buffer.getvalue(), 'text/plain': said}, {'image/png': width}
 
 
 def new_axes(width: float, height: float) -> Axes:
     """Axes in a figure of their own; inches."""
     return Picture(figsize=(width, height), layout='constrained').add_subplot()
+
+
+def say(ax: Axes, text: str) -> None:
+    """Add a line to what the figure of these axes says it shows."""
+    if isinstance(ax.figure, Picture):
+        ax.figure.said.append(text)
 
 
 def add_patch(ax: Axes, look: Look, x: float, y: float, width: float, height: float) -> Rectangle:
@@ -98,6 +112,7 @@ def head(ax: Axes, title: str, looks: Iterable[Look] = (), facts: str = '') -> N
 def title_of(ax: Axes, title: str, pad: float = 6) -> None:
     """Write the title of a picture, if it has one; `pad` points above the axes."""
     if title:
+        say(ax, title)
         ax.set_title(title, loc='left', fontsize=10, fontweight='bold', pad=pad)
 
 

@@ -11,7 +11,7 @@ from matplotlib.text import Text
 
 from fewgpu.plot.curves import curves_height, memory_curves
 from fewgpu.plot.looks import (IDLE, LOOKS, OTHER, Look, Picture, add_patch, head, label_rows,
-                               new_axes, row_end, time_axis, time_unit)
+                               new_axes, row_end, say, time_axis, time_unit)
 from fewgpu.trace import WAITS, Span, Timeline
 
 LANE, THIN = 0.72, 0.07   # heights of an operation and of a wait; rows are 1 apart
@@ -52,6 +52,7 @@ def timeline(timeline: Timeline | None, ax: Axes | None = None, *, title: str = 
     looks = [look for kind, look in LOOKS.items() if kind in kinds]
     looks += [OTHER] * bool(kinds - LOOKS.keys()) + [IDLE]
     head(ax, title, dict.fromkeys(looks) if key else (), _facts(timeline, unit))
+    say(ax, f"{_facts(timeline, unit)}; busy {', '.join(f'{share:.0%}' for share in timeline.busy_share)}")
     if below is not None:
         ax.set_xlabel('')
         memory_curves(timeline, below, span=span, unit=unit, counts=counts)

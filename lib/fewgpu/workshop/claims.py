@@ -17,18 +17,19 @@ TEXTS = {
     'C10': 'The time of a sample is flat while the image is too small to fill the device, then grows with its area.',
     'C11': 'A processing pipeline uses resources evenly, and its steps may depend on each other.',
     'C12': 'It works well with many more elements than workers, balanced work, and little data to move.',
-    'C13': 'Cut so that the variance of the costs of stages is least.',
-    'C14': 'Micro-batches shrink the bubble; with four times as many as stages it is small.',
+    'C13': "The cut with the least variance of the stages' costs gives the fastest pipeline.",
+    'C14': 'Micro-batches shrink the bubble; with many more than four times as many as stages it is almost negligible.',
     'C15': 'Too many micro-batches cost: there is an optimum.',
     'C16': 'Only activations at the cuts move, so that a slow link costs little.',
     'C17': 'Recompute trades time for memory, so that a model several times larger fits.',
-    'C18': 'The speed grows almost linearly with the number of devices.',
+    'C18': 'With many micro-batches the speed grows almost linearly with the devices; with few, scaling is poor.',
     'C19': 'Results do not depend on the cut or on micro-batches; but batch norm sees micro-batches.',
     'C20': 'A pipeline needs a sequence of layers, and each layer fits one device.',
-    'C21': 'Activations, not parameters, fill the memory; in a pipeline the fullest device holds less.',
+    'C21': 'Activations, not parameters, fill the memory; in a pipeline the fullest device holds less; models with many '
+           'weights gain more.',
     'C22': 'Balancing by time or by memory is seen in both; with a pipeline the batch can be larger.',
     'C23': 'Pipelines are for models that do not fit; otherwise data parallelism is better.',
-    'C45': 'Besides recompute: activations can be moved to host memory, encoded, or never made.',
+    'C45': 'Recompute has neighbours: offload to the host, encoding, compilers that choose, pruning.',
 }
 
 
@@ -42,7 +43,7 @@ class Finding(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        said = {True: 'confirmed', False: 'not confirmed', None: 'out of reach here'}[self.confirmed]
+        said = {True: 'confirmed', False: 'not confirmed', None: 'not decided here'}[self.confirmed]
         return f'{said} by {self.by}' if self.by and self.confirmed is not None else said
 
 
@@ -58,6 +59,8 @@ class Claims:
         `by` says what found it, if not a run of this machine: 'the simulator', 'published figures'.
         Raises KeyError for a claim that nobody made.
         """
+        if claim not in TEXTS:
+            raise KeyError(f"there is no claim {claim!r}; there are {', '.join(TEXTS)}")
         text = TEXTS[claim]
         finding = Finding(claim, None if confirmed is None else bool(confirmed), found, by)
         self._findings[claim] = finding
@@ -67,7 +70,7 @@ class Claims:
         return iter(sorted(self._findings.values()))
 
     def _repr_markdown_(self) -> str:
-        rows = [f'| {one.claim} | {TEXTS[one.claim]} | {one.found} | **{one.verdict}** |' for one in self]
+        rows = [f'| {one.claim} | {TEXTS[one.claim]} | {_in_a_table(one.found)} | **{one.verdict}** |' for one in self]
         return '\n'.join(['| | claim | found in this run | |', '|:--|:--|:--|:--|', *rows])
 
     def __repr__(self) -> str:
@@ -77,3 +80,8 @@ class Claims:
 def _wrapped(text: str, indent: str = '') -> str:
     """In lines that fit the page of a notebook."""
     return textwrap.fill(text, 96, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _in_a_table(text: str) -> str:
+    """As the content of a cell of a Markdown table."""
+    return ' '.join(text.split()).replace('|', r'\|')

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from numbers import Real
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -77,14 +78,24 @@ def _show(command: list[str], hide: str | None = None) -> int:
         process.stdout.close()
 
 
-def compare(guess: float | None, measured: float, unit: str = '') -> None:
-    """Print a measurement beside what was predicted for it; None means that nothing was."""
-    said = f'Found: {measured:,.0f}{unit}.' if abs(measured) >= 1000 else f'Found: {measured:.3g}{unit}.'
+def compare(guess: float | None, found: float, unit: str = '', doubt: str = '') -> None:
+    """Print what was found beside what was predicted for it; None means that nothing was.
+
+    `doubt` is a remark behind both, as `Here.doubt`. A prediction that is no number is said to be none.
+    """
+    said = f'Found: {_number(found)}{unit}.'
     if guess is None:
-        print(f'{said} (No prediction was made.)')
-        return
-    near = abs(guess - measured) <= 0.2 * abs(measured)
-    print(f'{said} You predicted {guess:g}{unit}: ' + ('well seen.' if near else 'why is it not so?'))
+        print(f'{said} (No prediction was made.){doubt}')
+    elif not isinstance(guess, Real) or isinstance(guess, bool):
+        print(f'{said} (A prediction is a number, as my_guess = 12, and not {guess!r}.){doubt}')
+    else:
+        near = abs(guess - found) <= 0.2 * abs(found)
+        print(f'{said} You predicted {guess:g}{unit}: ' + ('close.' if near else 'not close: why?') + doubt)
+
+
+def _number(value: float) -> str:
+    """In three digits, but whole numbers above a thousand in full."""
+    return f'{value:,.0f}' if 999.5 <= abs(value) < 1e15 else f'{value:.3g}'
 
 
 class Source:

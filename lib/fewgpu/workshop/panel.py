@@ -4,8 +4,10 @@ Where widgets are not rendered (a page on the web, a printed lesson) the same ob
 its first values.
 """
 
+import time
 from collections.abc import Callable
 from html import escape
+from numbers import Real
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -13,6 +15,7 @@ from matplotlib.figure import Figure
 from fewgpu.plot.looks import shown
 
 WIDGET = 'application/vnd.jupyter.widget-view+json'
+AT_ONCE = 0.25   # seconds: a picture that takes longer is redrawn when a slider is let go, not at every value it passes
 
 
 class Slider(NamedTuple):
@@ -24,6 +27,14 @@ class Slider(NamedTuple):
     step: float = 1
     label: str = ''   # default: the name of the argument
 
+    def verify(self, name: str, value: Any) -> None:
+        """Raises ValueError if the slider cannot stand there."""
+        if not (self.lowest < self.highest and self.step > 0):
+            raise ValueError(f'the slider {name} goes from {self.lowest} to {self.highest} by {self.step}: its ends '
+                             'must differ, the lower one first, and its step be above 0')
+        if not isinstance(value, Real) or not self.lowest <= value <= self.highest:
+            raise ValueError(f'the slider {name} goes from {self.lowest} to {self.highest}, and cannot be {value!r}')
+
 
 class Choice(NamedTuple):
     """One of several values to choose."""
@@ -32,6 +43,11 @@ class Choice(NamedTuple):
     of: tuple
     label: str = ''
 
+    def verify(self, name: str, value: Any) -> None:
+        """Raises ValueError if that is none of the choices."""
+        if value not in self.of:
+            raise ValueError(f"{name} is one of {', '.join(map(repr, self.of))}, and cannot be {value!r}")
+
 
 class Panel:
     """A picture with a slider for each argument of the function that draws it.
@@ -39,6 +55,8 @@ class Panel:
     `draw(**values)` returns a figure, or a figure and a line of text to stand above it. It is called
     whenever a slider moves; what it raises is shown in place of the picture. `set(stages=2)` moves a
     slider from code, and `values` says where all of them stand.
+
+    Raises ValueError for a slider that cannot stand where it is said to.
     """
 
     def __init__(self, draw: Callable[..., Figure | tuple[Figure, str]], **controls: Slider | Choice) -> None:
@@ -46,12 +64,16 @@ class Panel:
         self._built: dict[str, Any] = {}    # widgets, once somebody looks at them
         self._box: Any = None
         self.values = {name: control.value for name, control in controls.items()}
+        for name, control in controls.items():
+            control.verify(name, control.value)
 
     def set(self, **values: Any) -> None:
-        """Move sliders. Raises KeyError for one that is not there."""
+        """Move sliders. Raises KeyError for one that is not there, ValueError for a value that it cannot have."""
         for name, value in values.items():
             if name not in self._controls:
                 raise KeyError(f"there is no slider {name!r}; there are {', '.join(self._controls)}")
+            self._controls[name].verify(name, value)
+        for name, value in values.items():
             self.values[name] = value
             if name in self._built:
                 self._built[name].value = value
@@ -78,6 +100,7 @@ class Panel:
 
         def redraw(_: Any = None) -> None:
             self.values = {name: widget.value for name, widget in self._built.items()}
+            started = time.perf_counter()
             try:
                 figure, text = self.picture()
                 data, looks = shown(figure)
@@ -89,6 +112,10 @@ class Panel:
                 image.value, image.width = data['image/png'], str(looks['image/png']['width'])
             image.layout.visibility = 'visible'
             line.value = f'<b>{escape(text)}</b>'
+            at_once = time.perf_counter() - started < AT_ONCE
+            for widget in self._built.values():
+                if hasattr(widget, 'continuous_update'):
+                    widget.continuous_update = at_once
 
         for widget in self._built.values():
             widget.observe(redraw, 'value')
@@ -97,10 +124,18 @@ class Panel:
         return ipywidgets.VBox([controls, line, image])
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        figure, text = self.picture()
-        data, metadata = shown(_captioned(figure, text) if text else figure)
-        view = {'version_major': 2, 'version_minor': 0, 'model_id': self.widget().model_id}
-        return {**data, 'text/plain': text or repr(self), WIDGET: view}, metadata
+        data, metadata = {'text/plain': repr(self)}, {}
+        try:
+            figure, text = self.picture()
+            data, metadata = shown(_captioned(figure, text) if text else figure)
+            data['text/plain'] = text or repr(self)
+        except Exception as error:   # of the draw function: other values may be fine
+            data['text/plain'] = f'{type(error).__name__}: {error}'
+        try:
+            view = {'version_major': 2, 'version_minor': 0, 'model_id': self.widget().model_id}
+        except ImportError:   # no ipywidgets here: the picture stands alone
+            return data, metadata
+        return {**data, WIDGET: view}, metadata
 
     def __repr__(self) -> str:
         return f"Panel({', '.join(f'{name}={value}' for name, value in self.values.items())})"

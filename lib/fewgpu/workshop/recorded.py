@@ -30,19 +30,20 @@ class ThreadGroup:
         self._rank, self.rank, self.size = rank, rank.rank, rank.size
         self.bytes_sent = 0
 
+    @property
+    def clock(self) -> float:
+        """Virtual seconds."""
+        return self._rank.clock
+
     def exchange(self, what: str, sends: Parts = (), receives: Parts = ()) -> None:
         """As of `Group`: returns when all has been received, and what is sent has arrived."""
         sends = [(tensor.detach().contiguous(), peer) for tensor, peer in sends if tensor.numel()]
-        messages = self._rank._wires.messages
-        begun = len(messages)
         for tensor, peer in sends:
             self._rank.send(tensor, peer)
-        mine = [message for message in messages[begun:] if message.source == self.rank]
         for tensor, peer in receives:
             if tensor.numel():
                 tensor.detach().copy_(self._rank.receive(peer))
-        for message in mine:   # a message has arrived once its clock stands there
-            self._rank._go_on(lambda message=message: message.arrives, lambda: f'{what}: the end of a send')
+        self._rank.wait_for_sends()
         self.bytes_sent += sum(tensor.nbytes for tensor, _ in sends)
 
 
@@ -166,13 +167,13 @@ def record(operation: str, ranks: int = 4) -> Recording:
     class Noting(ThreadGroup):
         def exchange(self, what: str, sends: Parts = (), receives: Parts = ()) -> None:
             note(self)   # what came of the exchange before
-            clock = round(self._rank.clock)
+            clock = round(self.clock)
             arrows.extend(Arrow(clock + 1, self.rank, peer, _cells(tensor, pieces * ranks, ranks))
                           for tensor, peer in sends)
             super().exchange(what, sends, receives)
 
     def note(group: ThreadGroup) -> None:
-        states[group.rank].append((group._rank.clock, rows[group.rank].cells(ranks)))
+        states[group.rank].append((group.clock, rows[group.rank].cells(ranks)))
 
     def body(rank: Rank) -> None:
         group = Noting(rank)

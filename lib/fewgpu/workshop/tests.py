@@ -41,7 +41,7 @@ def pytest_options(root: Path, everything: bool, extra: list[str]) -> list[str]:
     if everything:
         # What cells print is compared, but where they measure (see notebooks/source/make.py). They run in this
         # environment, whatever kernel they name, and solutions are graded in them.
-        options += ['-p', 'tests.lessons', '--nbval', '--nbval-current-env']
+        options += ['-p', 'tests.lessons', '--nbval', '--nbval-current-env', '--nbval-cell-timeout=180']
     return [*options, *extra]
 
 

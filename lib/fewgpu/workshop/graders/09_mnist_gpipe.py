@@ -25,7 +25,7 @@ MISCONCEPTIONS = {
     'not-measured': 'the layers are dealt out without being measured',
     'time-for-memory': 'time and memory are mixed up: --balance_by says by which of them to balance',
     'whole-mini-batch': 'the layers are measured with the whole mini-batch, but a device works on one micro-batch at a '
-                        'time, and small batches spend their time and memory differently',
+                        'time: give balance_by_time one of them, and balance_by_size chunks=args.num_microbatches',
     'count-for-rows': 'the layers are measured with --num_microbatches rows: that is how many micro-batches there are, '
                       'not how many rows each of them has',
     'one-sample': 'the layers are measured with a single sample: small batches spend their time and memory differently',

@@ -61,6 +61,12 @@ class Rank:
             raise TypeError(f'send takes a tensor, not {type(tensor).__name__}')
         self._wires.send(self.rank, self._peer(to), tensor.detach().clone(), self.clock)
 
+    def wait_for_sends(self) -> None:
+        """Wait until all that this rank has sent has arrived; it need not have been received."""
+        mine = [each for each in self._wires.messages if each.source == self.rank]
+        # One leaves after the other, and all take the same latency: the last that was sent is the last that arrives.
+        self._go_on(lambda: mine[-1].arrives if mine else self.clock)
+
     def receive(self, source: int) -> torch.Tensor:
         """Wait for the next message from rank `source`, in the order in which they were sent, and return its tensor."""
         source = self._peer(source)

@@ -13,6 +13,14 @@ def fresh(exercise: Exercise) -> str:
     return strip(exercise.solution.read_text(encoding='utf-8'))
 
 
+def is_fresh(exercise: Exercise) -> bool:
+    """Is the file as it was handed out?"""
+    try:
+        return exercise.file.read_text(encoding='utf-8') == fresh(exercise)
+    except (OSError, ValueError):   # it is not there, or no text
+        return False
+
+
 def keep_copy(file: Path) -> Path:
     """Copy a file to a name beside it that nothing has yet; returns it. Raises OSError if that cannot be done."""
     content = file.read_bytes()

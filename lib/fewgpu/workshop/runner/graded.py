@@ -11,6 +11,7 @@ from fewgpu.workshop.exercise import Exercise, all_exercises, real
 from fewgpu.workshop.grading.grade import GraderError, grade
 from fewgpu.workshop.grading.verdict import Verdict
 from fewgpu.workshop.runner import words
+from fewgpu.workshop.runner.fresh import is_fresh
 from fewgpu.workshop.runner.choose import next_one
 from fewgpu.workshop.runner.progress import Entry, Progress, record
 from fewgpu.workshop.runner.show import Screen
@@ -49,9 +50,12 @@ def attempt(console: Console, exercise: Exercise, file: Path | None = None, *, s
 
 
 def noted(exercise: Exercise, verdict: Verdict) -> tuple[Progress, str]:
-    """The progress with this attempt, and a sentence if something is wrong with its file."""
+    """The progress with this attempt, and a sentence if something is wrong with its file.
+
+    To check a file that is as it was handed out counts as no attempt: lessons do so before one has begun.
+    """
     try:
-        progress = record(exercise.root, verdict)
+        progress = record(exercise.root, verdict, is_attempt=not is_fresh(exercise))
         return progress, progress.note
     except OSError as error:
         progress = Progress.load(exercise.root)

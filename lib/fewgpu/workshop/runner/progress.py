@@ -74,10 +74,10 @@ class Progress:
         return self.entries.get(name) or Entry()
 
 
-def record(root: Path, verdict: Verdict) -> Progress:
-    """Note the verdict of one more attempt. Raises OSError if the file cannot be written."""
+def record(root: Path, verdict: Verdict, *, is_attempt: bool = True) -> Progress:
+    """Note a verdict, of one more attempt if it is one. Raises OSError if the file cannot be written."""
     def note(entry: Entry) -> None:
-        entry.attempts += 1
+        entry.attempts += is_attempt
         entry.last, entry.last_at, entry.points = verdict, now(), verdict.points
         entry.best = max(entry.best, verdict.earned)
         if verdict.passed:
