@@ -158,6 +158,7 @@ def test_a_panel_fits_into_a_narrow_window(ran):
     ran.browser.set_window_size(800, size['height'])
     until(lambda: output.size['width'] < before, 'the page to become narrow')
     until(lambda: output.get_property('scrollWidth') <= output.get_property('clientWidth'), 'it to fit')
+    assert output.size['width'] < before
     ran.shoot('narrow')
     ran.browser.set_window_size(size['width'], size['height'])
     until(lambda: output.size['width'] == before, 'the page to become wide')

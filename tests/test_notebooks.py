@@ -105,7 +105,16 @@ def test_every_claim_is_tested_in_a_lesson_and_every_exercise_is_checked_in_one(
 
 @every_lesson
 def test_a_lesson_asks_before_it_shows(source):
-    assert source.stem.startswith('00') or any('**Predict:**' in prose for prose in cells(source, 'markdown'))
+    asked, guesses = '', 0
+    for cell in notebook(source):
+        if cell['cell_type'] == 'markdown':
+            asked = text(cell)
+        elif 'my_guess = ' in text(cell):
+            guesses += 1
+            assert '**Predict:**' in asked, text(cell)
+            assert cell['metadata']['jupyter'] == {'outputs_hidden': True}   # the answer is stored folded
+        assert 'compare(' not in text(cell) or guesses, text(cell)
+    assert guesses >= (1 if source.stem.startswith('00') else 2)
 
 
 @every_lesson

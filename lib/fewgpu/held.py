@@ -81,6 +81,18 @@ def device_of_rank(index: int) -> Device:
     return Device('cpu', index=index)
 
 
+def verify_layout(layout: Schedule, ranks: int | None, *, replicas: bool, updates: bool) -> None:
+    """Raises ValueError if a pipeline cannot train by this schedule: on so many ranks (None: threads), beside
+    replicas, and with an optimizer or without."""
+    if layout.update_every and (replicas or not updates):
+        raise ValueError(f'{layout.name} updates the weights within a step: '
+                         + ('replicas need a schedule that flushes, as 1f1b' if replicas else
+                            'pass optimizer=...'))
+    if ranks and len(layout.rows) != ranks:
+        raise ValueError(f'the schedule {layout.name} of {layout.stages} stages needs '
+                         f'{len(layout.rows)} ranks, a row a rank, and there are {ranks}')
+
+
 def verify_alike(ranks: 'Ranks', module: nn.Module, arguments: Mapping[str, Any]) -> None:
     """Raises ValueError on a rank whose layers or other arguments are not those of the first one."""
     layers = (f'{name} {tuple(parameter.shape)}' for name, parameter in module.named_parameters())

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from fewgpu.context import Context
-from fewgpu.held import Held, MakeOptimizer, device_of_rank, is_distributed, verify_alike
+from fewgpu.held import Held, MakeOptimizer, device_of_rank, is_distributed, verify_alike, verify_layout
 from fewgpu.loss import LossFn, WithLoss, is_mean, target_messages, total
 from fewgpu.microbatch import gather, rows_of, scatter, sizes
 from fewgpu.partition import turn_of, verify_balance, verify_devices, verify_module
@@ -75,7 +75,8 @@ class Pipeline:
     def __init__(self, module: nn.Sequential, balance: Iterable[int], *,
                  schedule: str | Callable[[int, int], Schedule] = '1f1b', chunks: int = 1,
                  devices: Sequence[Any] | None = None, loss_fn: LossFn,
-                 optimizer: MakeOptimizer | None = None, checkpoint: str = 'never', ranks: 'Ranks | None' = None,
+                 optimizer: MakeOptimizer | None = None, checkpoint: str = 'never',
+                 ranks: 'Ranks | None' = None,
                  replicas: 'Replicas | None' = None, time_limit: float | None = None) -> None:
         verify_module(module)
         verify_devices(devices)
@@ -96,26 +97,24 @@ class Pipeline:
         self._plans = Plans(schedule_maker(schedule, len(self.balance), count), chunks, checkpoint)
         layout = self._plans.layout
         is_mean(loss_fn)   # or raise
-        if layout.update_every and (replicas or optimizer is None):
-            raise ValueError(f'{layout.name} updates the weights within a step: ' + (
-                'replicas need a schedule that flushes, as 1f1b' if replicas else 'pass optimizer=...'))
-        if ranks and len(layout.rows) != ranks.size:
-            raise ValueError(f'the schedule {layout.name} of {layout.stages} stages needs '
-                             f'{len(layout.rows)} ranks, a row a rank, and there are {ranks.size}')
+        verify_layout(layout, ranks and ranks.size, replicas=bool(replicas),
+                      updates=optimizer is not None)
         self._rows = [ranks.index] if ranks else [*range(len(layout.rows))]
         self._row_of = layout.device_of
         if ranks and devices is None:
             devices = [device_of_rank(ranks.index)]
         if ranks:
-            verify_alike(ranks, module, {'balance': self.balance, 'schedule': layout.name, 'chunks': chunks,
-                                         'checkpoint': checkpoint, 'an optimizer': optimizer is not None})
+            verify_alike(ranks, module, {
+                'balance': self.balance, 'schedule': layout.name, 'chunks': chunks,
+                'checkpoint': checkpoint, 'an optimizer': optimizer is not None})
         self._held = Held(module, self.balance, layout, self._rows, devices)
         self.module, self.devices = self._held.module, self._held.devices   #: of this process
         self.optimizers = self._held.optimizers(optimizer)   #: by stage
         if self._last in self._held.partitions:
             self._with_loss = WithLoss(self._held.partitions[self._last], loss_fn).to(self.devices[-1].torch)
         self._turn = turn_of(module)
-        self._names = [f'rank {rank}' for rank in ranks.members] if ranks else [each.name for each in self.devices]
+        self._names = ([f'rank {rank}' for rank in ranks.members] if ranks else
+                       [device.name for device in self.devices])
         if replicas:
             replicas.start_alike(self.module)
         self._latest, self._spans = layout, [[] for _ in layout.rows]   # the schedule and its spans
@@ -182,7 +181,8 @@ class Pipeline:
         self.module.load_state_dict({key: value for key, value in state.items() if key in own})
 
     def __reduce_ex__(self, protocol: int) -> Any:
-        raise TypeError('a Pipeline is not copied or pickled: copy or save its state_dict(), and make another Pipeline')
+        raise TypeError('a Pipeline is not copied or pickled: copy or save its state_dict(), and '
+                        'make another Pipeline')
 
     def close(self) -> None:
         """Leave the ranks; on threads there is nothing to do."""
@@ -228,7 +228,8 @@ class Pipeline:
             collect = [activation(self._last + 1, i) for i in range(len(rows))]
         context = Context.capture(self.devices, seed)
         stages = {s: self._stage(s, schedule).begin(context, len(rows)) for s in self._held.partitions}
-        mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(schedule, time_limit=self.time_limit)
+        mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(
+            schedule, time_limit=self.time_limit)
         self._latest = schedule
         with telling_who_updated(stages):
             values, self._spans = run(schedule, self._rows, self.devices, stages, feed, collect,
