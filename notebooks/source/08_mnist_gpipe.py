@@ -94,7 +94,7 @@ here
 
 # %% tags=["measured"]
 flags = f'--arch {arch} --batchsize {batch}' + (
-    ' --samples 5120' if here.on_gpus else ' --samples 256 --test_samples 32')
+    ' --samples 5120' if here.on_gpus else ' --samples 192 --test_samples 32')
 plain = run(f'exercises/mnist_pytorch.py {flags}')
 
 # %% [markdown]
@@ -189,8 +189,8 @@ compare(my_guess, speed_up, ' times as fast', doubt=here.doubt)
 plot.timeline(by_time.timeline, title='One step of your pipeline')
 
 # %% [markdown]
-# (A thin grey bar in the middle of a row waits for a message.) Not twice as fast, for three reasons. There is a bubble,
-# recompute is extra work, and two devices of this machine may slow each other down. The plan knows the first two:
+# Not twice as fast, for three reasons. There is a bubble, recompute is extra work, and two devices of this machine may
+# slow each other down. The plan knows the first two:
 
 # %%
 plan = simulate(schedule.with_recompute(schedule.gpipe(2, 8), 'except_last'), Costs(F=1, B=2))
@@ -231,7 +231,7 @@ plot.memory_bars(memories, title=f'Peak memory, {batch} images')
 # Together they give the large batch. Then micro-batches are larger, too, and devices work better:
 
 # %% tags=["measured"]
-twice = measure(pipeline(8), images, labels, here.devices, steps=6)
+twice = measure(pipeline(8), images, labels, here.devices, steps=5)
 speeds = {f'plain, {batch}': plain['samples_per_second'],
           f'pipeline, {batch}': by_time['samples_per_second'], f'pipeline, {2 * batch}': twice.speed}
 figure = plot.Picture(figsize=(9, 2.3), layout='constrained')
@@ -345,12 +345,12 @@ largest = run(f'exercises/mnist_pytorch.py {limited} --find_batchsize')
 
 # %% [markdown]
 # **Predict:** what is the largest batch that fits your pipeline, with as much memory a device? Run the cell with your
-# number (with `None` it tries eight times the plain batch). Does it fit? Then go higher, or lower.
+# number (with `None` it tries six times the plain batch). Does it fit? Then go higher, or lower.
 
 # %% tags=["measured"]
 my_guess = None        # images
 
-size = my_guess or 8 * largest['find_batchsize']
+size = my_guess or 6 * largest['find_batchsize']
 higher = run(f'{script} {limited} --devices 2 --test_samples 32 --batchsize {size} --samples {2 * size}')
 
 # %% [markdown]
@@ -461,7 +461,7 @@ piped = measure(pipeline(8, 'never'), x, y, here.devices, steps=6).speed
 side_by_side = min(launch(train, ranks=2))
 compare(my_guess, side_by_side / piped, ' times as fast', doubt=here.doubt)
 plot.bars({'plain': alone_now, 'GPipe': piped, 'data parallelism': side_by_side},
-          title=f'Samples a second, {arch}, {batch} images' + here.doubt)
+          title='Samples a second' + here.doubt)
 
 # %% [markdown]
 # Ranks have no bubble and no neighbours to wait for. Once a step they exchange gradients, as many numbers as there are
