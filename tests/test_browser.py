@@ -100,7 +100,7 @@ def test_before_anything_runs_the_stored_outputs_are_shown(opened):
 def test_all_cells_run_without_an_error_and_show_their_pictures(ran):
     assert ran.complaints() == []
     assert ran.prompts() == [f'[{count}]:' for count in range(1, len(ran.prompts()) + 1)]
-    assert ran.output(number('compare(my_guess')).startswith('Found: 94 MB.')
+    assert ran.output(number('compare(my_guess')).startswith('Found: 94')
     shows_pictures(ran, number('plot.timeline(timeline'), 1)
     shows_pictures(ran, number('Panel(draw'), 1)
     for count in range(0, len(CELLS), 2):
@@ -196,7 +196,7 @@ def test_a_saved_lesson_that_is_opened_another_day_still_shows_its_pictures(ran,
     ran.menu('File', 'Close Tab')
     until(lambda: not ran.all('.jp-Notebook'), 'the lesson to close')
     ran.open(lab.address, LESSON, len(CELLS))
-    assert ran.output(number('compare(my_guess')).startswith('Found: 94 MB.')
+    assert ran.output(number('compare(my_guess')).startswith('Found: 94')
     shows_pictures(ran, number('plot.timeline(timeline'), 1)
     shows_pictures(ran, number('Panel(draw'), 1)
     ran.shoot('another_day')

@@ -119,6 +119,7 @@ device, = get_devices(1, kind='cpu')
 ledger = device.meter()
 ledger.adopt([*model.parameters(), *model.buffers()], parameters=True)
 optimizer = torch.optim.Adam(model.parameters())
+model.zero_grad()        # the ledger counts what is made from now on, also when this cell is run again
 with device.active():
     weights = ledger.allocated
     loss = cross_entropy(model(images), labels)
