@@ -330,8 +330,9 @@ figure
 
 # %% [markdown]
 # With 2, half of the batch is a micro-batch: a large bubble, and many activations at a time. With 16, a micro-batch
-# is so small that each operation has hardly anything to do. The device with the late layers hardly shrinks: its weights,
-# gradients and momentum stay.
+# is so small that each operation has hardly anything to do. (Devices that slow each other down gain nothing by a smaller
+# bubble: there 2 may be the fastest.) The device with the late layers hardly shrinks: its weights, gradients and
+# momentum stay.
 
 # %% [markdown]
 # ### The batch
