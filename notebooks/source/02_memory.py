@@ -302,6 +302,9 @@ Panel(draw, model=Choice('GPT-3: 175', tuple(models), label='billion parameters'
 # With Adam it is 16 bytes a parameter in 32 bits, and 16 bytes in mixed precision (ZeRO, arXiv 1910.02054, counts the same). What
 # becomes smaller are the activations, which are then kept in 16 bits, too: section 9 counts them.
 #
+# BERT large has 340 million parameters: 5.4 GB in 32 bits with Adam. The lecture says that it did not fit a GPU even with one
+# text at a time; what is missing are the activations, and they grow with the length of the text.
+#
 # The *embedding table* is a single layer, as recommender systems have them: a row of numbers for each user or item. The lecture
 # names 240 GB, so 60 billion numbers. This one *layer* is larger than a GPU, before any gradient.
 

@@ -141,7 +141,7 @@ plot.before_and_after([record(operation, ranks=4) for operation in OPERATIONS])
 # - **Reduce**: one gets the sum. **All-reduce**: all get the sum. **Reduce-scatter**: each gets the sum of
 #   one piece.
 # - MPI has a **barrier**, too, which moves nothing: nobody goes on before all are there. And it has sends that wait
-#   (*blocking*) or return at once (*non-blocking*).
+#   (*blocking*) or return at once (*non-blocking*), and a *tag* on each message, a number by which the receiver picks it.
 #
 # Which of them does data parallelism need? Every rank has a gradient, and every rank needs the average of all. That is
 # an all-reduce, divided by the number of ranks. It is worth a closer look.
