@@ -97,8 +97,7 @@ class Pipeline:
         self._plans = Plans(schedule_maker(schedule, len(self.balance), count), chunks, checkpoint)
         layout = self._plans.layout
         is_mean(loss_fn)   # or raise
-        verify_layout(layout, ranks and ranks.size, replicas=bool(replicas),
-                      updates=optimizer is not None)
+        verify_layout(layout, ranks and ranks.size, replicas=bool(replicas), updates=optimizer is not None)
         self._rows = [ranks.index] if ranks else [*range(len(layout.rows))]
         self._row_of = layout.device_of
         if ranks and devices is None:
