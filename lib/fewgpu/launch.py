@@ -92,10 +92,11 @@ def _culprit(fn: Callable[..., Any], args: tuple) -> str:
 
 
 @contextlib.contextmanager
-def _started(ranks: int, folder: Path) -> 'Iterator[tuple[list[_Process], queue.SimpleQueue]]':
+def _started(ranks: int, folder: Path) -> 'Iterator[tuple[list[_Process], queue.Queue]]':
     """The processes, and the lines that they print. They end with the block, whatever happens."""
     processes: list[_Process] = []
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    # Not a SimpleQueue: its timed get waits for ever where the time is up before the wait begins (CPython 3.11).
+    lines: queue.Queue[str] = queue.Queue()
     try:
         for rank in range(ranks):
             processes.append(_Process(rank, ranks, folder, lines))
@@ -109,7 +110,7 @@ def _started(ranks: int, folder: Path) -> 'Iterator[tuple[list[_Process], queue.
             sys.stdout.write(lines.get())
 
 
-def _first_failure(processes: Sequence['_Process'], lines: queue.SimpleQueue,
+def _first_failure(processes: Sequence['_Process'], lines: queue.Queue,
                    time_limit: float | None) -> '_Process | None':
     """Show what the ranks print until all have returned (None), or one has failed."""
     end = None if time_limit is None else time.monotonic() + time_limit
@@ -128,7 +129,7 @@ def _first_failure(processes: Sequence['_Process'], lines: queue.SimpleQueue,
     return None
 
 
-def _show(lines: queue.SimpleQueue, seconds: float) -> None:
+def _show(lines: queue.Queue, seconds: float) -> None:
     """Print what comes in the next seconds. (In the thread that called `launch`: a notebook shows
     it under its cell.)"""
     end = time.monotonic() + seconds
@@ -141,7 +142,7 @@ def _show(lines: queue.SimpleQueue, seconds: float) -> None:
 class _Process:
     """The process of a rank, seen from outside. It leaves its result, or its error, in a file."""
 
-    def __init__(self, rank: int, ranks: int, folder: Path, lines: queue.SimpleQueue) -> None:
+    def __init__(self, rank: int, ranks: int, folder: Path, lines: queue.Queue) -> None:
         self.rank, self._name = rank, f'rank {rank} of {ranks}'
         self.result, self._error = folder / f'result-{rank}', folder / f'error-{rank}'
         self._returned: float | None = None   # since when the result is there
@@ -209,7 +210,7 @@ class _Process:
         self._process.stdin.close()
         self._reader.join(timeout=1.0)
 
-    def _read(self, lines: queue.SimpleQueue) -> None:
+    def _read(self, lines: queue.Queue) -> None:
         with self._process.stdout as stdout:
             for line in stdout:
                 lines.put(f'[rank {self.rank}] {line.rstrip()}\n')
