@@ -231,3 +231,15 @@ def alive(pid: int) -> bool:
         return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
     except FileNotFoundError:
         return False
+
+
+def test_lines_are_shown_for_their_time_and_no_longer_however_short(tmp_path, capsys) -> None:
+    """It hung, in one run of many, where the time was up when the wait for a line began."""
+    from fewgpu.launch import _show, _started
+
+    with _started(0, tmp_path) as (_, lines):
+        for _ in range(20_000):
+            lines.put('')
+            _show(lines, 1e-7)
+            _show(lines, 1e-7)
+    assert lines.empty()
