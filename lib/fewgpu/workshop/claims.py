@@ -29,7 +29,29 @@ TEXTS = {
            'weights gain more.',
     'C22': 'Balancing by time or by memory is seen in both; with a pipeline the batch can be larger.',
     'C23': 'Pipelines are for models that do not fit; otherwise data parallelism is better.',
+    'C24': 'One forward, one backward with weight stashing keeps the gradients valid; versions of weights cost memory.',
+    'C25': "PipeDream's partitioner is a dynamic programme over a profile, with replication of stages.",
+    'C26': 'PipeDream is faster than data parallelism: 1.2 to 6.8 times, by the model.',
+    'C27': 'Faster GPUs shorten the whole training.',
+    'C28': 'PipeDream-2BW needs two weight versions, and each update uses the gradient of one version before.',
+    'C29': 'Its loss and accuracy are those of training without a pipeline.',
+    'C30': 'Pipelines are fast or frugal, not both: GPipe, a flush, PipeDream, and 2BW in between.',
+    'C31': 'PipeDream-2BW is up to 3.2 times as fast as GPipe, and 20 times as model parallelism.',
+    'C32': 'A larger batch gives more throughput; a deeper pipeline less, but larger models fit.',
+    'C33': 'A planner chooses depth, width, micro-batch and recompute from a profile.',
+    'C34': 'PipeDream fills the bubble at the price of stale weights; PipeMare corrects that without stashing.',
+    'C35': 'Many models at once keep devices busy that one model leaves idle.',
+    'C36': 'A model larger than the device trains shard by shard; each shard is loaded twice a step.',
+    'C37': 'Double buffering hides the transfer of shards.',
+    'C38': 'Spilling many models at once takes up to 90 % less time than GPipe, and is 4 times as fast as model parallelism.',
+    'C39': 'Model states can be partitioned among data-parallel workers, with few changes to the code.',
+    'C40': 'Most model states belong in the memory of the host and on disk.',
+    'C41': 'Each worker reading its slice, and gathering the rest, beats one worker that reads and broadcasts.',
+    'C42': 'Prefetch is a pipeline: disk for layer i+3, host for i+2, device for i+1, while layer i computes.',
+    'C43': 'Tiles let a layer train that does not fit the device.',
+    'C44': 'Offloading costs about two per cent, and makes models trainable that did not fit.',
     'C45': 'Recompute has neighbours: offload to the host, encoding, compilers that choose, pruning.',
+    'C46': 'Pipelines use GPUs better than model parallelism, and train large networks faster than data parallelism.',
 }
 
 
@@ -39,7 +61,8 @@ class Finding(NamedTuple):
     claim: str
     confirmed: bool | None
     found: str
-    by: str = ''   #: '' for a run of this machine, else 'the simulator' or 'published figures'
+    by: str = ''        #: '' for a run of this machine, else 'the simulator' or 'published figures'
+    because: str = ''   #: where a difference between the claim and what was found comes from
 
     @property
     def verdict(self) -> str:
@@ -53,18 +76,19 @@ class Claims:
     def __init__(self) -> None:
         self._findings: dict[str, Finding] = {}
 
-    def test(self, claim: str, confirmed: bool | None, found: str, *, by: str = '') -> None:
+    def test(self, claim: str, confirmed: bool | None, found: str, *, by: str = '', because: str = '') -> None:
         """Note and print a finding, in place of an earlier one about the same claim.
 
-        `by` says what found it, if not a run of this machine: 'the simulator', 'published figures'.
-        Raises KeyError for a claim that nobody made.
+        `by` says what found it, if not a run of this machine: 'the simulator', 'published figures'; `because`,
+        where a difference comes from. Raises KeyError for a claim that nobody made.
         """
         if claim not in TEXTS:
             raise KeyError(f"there is no claim {claim!r}; there are {', '.join(TEXTS)}")
-        text = TEXTS[claim]
-        finding = Finding(claim, None if confirmed is None else bool(confirmed), found, by)
+        finding = Finding(claim, None if confirmed is None else bool(confirmed), found, by, because)
         self._findings[claim] = finding
-        print(_wrapped(f'{claim}: {text}'), _wrapped(f'{finding.verdict}: {found}', '  '), sep='\n')
+        print(_wrapped(f'{claim}: {TEXTS[claim]}'), _wrapped(f'{finding.verdict}: {found}', '  '), sep='\n')
+        if because:
+            print(_wrapped(because, '  '))
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(sorted(self._findings.values()))

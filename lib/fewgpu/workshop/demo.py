@@ -1,0 +1,93 @@
+"""`./workshop.py demo NAME`: one system of the lectures at a size that runs here, its claim put to the test."""
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+
+from fewgpu.workshop.claims import TEXTS, Finding
+from fewgpu.workshop.demos import DEMOS, Show, run, summary
+from fewgpu.workshop.process import run_to_end
+
+
+def demo(
+    name: Annotated[str, typer.Argument(help='Which; without, the list of all.')] = '',
+    every: Annotated[bool, typer.Option('--all', help='All of them, one after the other, and one table.')] = False,
+    out: Annotated[Path, typer.Option(help='The folder for the picture.')] = Path('results'),
+    report: Annotated[Path | None, typer.Option(help='Write the findings as JSON, too.')] = None,
+) -> None:
+    """Show one system of the lectures, and put its claim to the test."""
+    console = Console(highlight=False)
+    if name and name not in DEMOS:
+        raise typer.BadParameter(f'there is no demo {name}; there are {", ".join(DEMOS)}')
+    if not name and not every:
+        return _list(console)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f'cannot write to --out {out} ({error.strerror})') from None
+    findings = [_one(console, name, out)] if name else _all(console, out)
+    if report:
+        report.write_text(json.dumps([found for part in findings for found in part or ()]), encoding='utf-8')
+    raise typer.Exit(any(part is None for part in findings))
+
+
+def _list(console: Console) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for name in DEMOS:
+        table.add_row(f'[bold]{name}[/]', summary(name))
+    console.print(table)
+    console.print('\n./workshop.py demo NAME shows one (under a minute), demo --all all of them.', style='dim')
+
+
+def _one(console: Console, name: str, out: Path) -> list[Finding]:
+    """Run one here; what it found."""
+    console.print(f'[bold]{name}[/]: {summary(name)}\n')
+    begun, show = time.perf_counter(), Show(console)
+    picture = run(name, show)
+    path = out / f'demo-{name}.png'
+    picture.savefig(path, dpi=150)
+    console.print(f'\nPicture: {path} ({time.perf_counter() - begun:.0f} s)', soft_wrap=True)
+    return list(show.claims)
+
+
+def _all(console: Console, out: Path) -> list[list[Finding] | None]:
+    """Run every one in a process of its own, which cannot disturb the next; then one table of all.
+
+    None stands for one that failed.
+    """
+    findings: dict[str, list[Finding] | None] = {}
+    for number, name in enumerate(DEMOS, 1):
+        console.print(Rule(f'{number}/{len(DEMOS)}', align='left', style='dim'))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / 'report.json'
+            code, complaint = run_to_end([sys.executable, '-P', '-m', 'fewgpu.workshop', 'demo', name,
+                                          '--out', str(out), '--report', str(path)])
+            if path.exists() and code == 0:
+                findings[name] = [Finding(*fields) for fields in json.loads(path.read_text(encoding='utf-8'))]
+            else:
+                findings[name] = None
+                console.print(f'{name} failed: {complaint or f"exit code {code}"}', style='bold', markup=False)
+        console.print()
+    console.print(table(findings))
+    return list(findings.values())
+
+
+def table(findings: dict[str, list[Finding] | None]) -> Table:
+    """One row a claim: what the lectures say, what was found here, and where a difference comes from."""
+    shown = Table(title='All systems', title_justify='left', show_lines=True)
+    for heading in ('demo', 'claim', 'found here', '', 'where a difference comes from'):
+        shown.add_column(heading, overflow='fold')
+    for name, found in findings.items():
+        if found is None:
+            shown.add_row(name, '', 'failed')
+        for one in found or ():
+            shown.add_row(name, f'{one.claim} {TEXTS[one.claim]}', one.found, one.verdict, one.because)
+    return shown
