@@ -91,12 +91,13 @@ class _Run:
 
     def work(self, step: Callable[[Any], Any], into: Queue, out: Queue) -> None:
         """In the thread of a step."""
+        failed = False
         for number in count():
             if (value := into.get()) is _END:
                 break
-            if not self.over and not isinstance(value, _Failed):
+            if not (self.over or failed or isinstance(value, _Failed)):
                 value = _attempt(partial(step, value), number)
-            self.over = self.over or isinstance(value, _Failed)   # nothing behind it is loaded
+            failed = failed or isinstance(value, _Failed)   # nothing behind it is loaded
             out.put(value)
             del value
         out.put(_END)
