@@ -25,6 +25,7 @@ from torch import nn
 from fewgpu.context import Context
 from fewgpu.held import Held, MakeOptimizer, device_of_rank, is_distributed, verify_alike, verify_layout
 from fewgpu.loss import LossFn, WithLoss, is_mean, target_messages, total
+from fewgpu.optimizer_state import load_named_state, named_state
 from fewgpu.microbatch import gather, rows_of, scatter, sizes
 from fewgpu.partition import turn_of, verify_balance, verify_devices, verify_module
 from fewgpu.run import run
@@ -178,6 +179,14 @@ class Pipeline:
         them; raises as torch does if one is missing."""
         own = self.module.state_dict().keys()
         self.module.load_state_dict({key: value for key, value in state.items() if key in own})
+
+    def optimizer_state(self) -> dict[str, dict[str, Any]]:
+        """What the optimizers of this process remember, by the plain model's names."""
+        return named_state(self.module.named_parameters(), self.optimizers.values())
+
+    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take the own entries out of what `optimizer_state` gave, here or with another cut."""
+        load_named_state(self.module.named_parameters(), self.optimizers.values(), state)
 
     def __reduce_ex__(self, protocol: int) -> Any:
         raise TypeError('a Pipeline is not copied or pickled: copy or save its state_dict(), and '
