@@ -69,12 +69,14 @@ def _updates_are_right(schedule: Schedule, where: dict[Op, int]) -> bool:
         for device in held_by(schedule, stage):
             if not _updates_of_are_right(schedule, where, stage, device):
                 return False
-            numbers[stage].add(tuple(op.micro_batch for op in schedule.rows[device] if op[:2] == ('U', stage)))
+            numbers[stage].add(tuple(op.micro_batch for op in schedule.rows[device]
+                                     if op[:2] == ('U', stage)))
     return all(len(each) == 1 for each in numbers.values())
 
 
 def _updates_of_are_right(schedule: Schedule, where: dict[Op, int], stage: int, device: int) -> bool:
-    m, every, row = schedule.micro_batches, schedule.update_every or schedule.micro_batches, schedule.rows[device]
+    m, row = schedule.micro_batches, schedule.rows[device]
+    every = schedule.update_every or m
     own = {op.micro_batch for op in row if (op.kind, op.stage) == ('F', stage)}
     updates = [at for at, op in enumerate(row) if (op.kind, op.stage) == ('U', stage)]
     done = {i: max(where.get(Op(kind, stage, i), -1) for kind in 'BW') for i in own}
@@ -113,7 +115,8 @@ def _events(schedule: Schedule) -> dict[Hashable, set[Hashable]]:
     return before
 
 
-def _share(schedule: Schedule, device: int, op: Op, previous: Hashable, before: dict, last_sent: dict) -> Hashable:
+def _share(schedule: Schedule, device: int, op: Op, previous: Hashable, before: dict,
+           last_sent: dict) -> Hashable:
     """An update, on one device: it gives to the others that hold the stage, and takes from them."""
     others = [other for other in held_by(schedule, op.stage) if other != device]
     for other in others:

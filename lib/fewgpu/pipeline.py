@@ -23,17 +23,15 @@ import torch
 from torch import nn
 
 from fewgpu.context import Context
-from fewgpu.device import Device
-from fewgpu.held import (Held, MakeOptimizer, device_of_rank, is_distributed, start_alike, verify_alike,
-                         verify_layout)
-from fewgpu.loss import LossFn, WithLoss, is_mean, target_messages, total
+from fewgpu.held import (Held, MakeOptimizer, device_of_rank, is_distributed, of_all_replicas, start_alike,
+                         verify_alike, verify_layout)
+from fewgpu.loss import LossFn, is_mean, target_messages, total
 from fewgpu.microbatch import gather, rows_of, scatter, sizes
 from fewgpu.partition import turn_of, verify_balance, verify_devices, verify_module
-from fewgpu.run import run
-from fewgpu.schedule import TARGET, Message, Schedule, activation
+from fewgpu.run import run, telling_who_updated
+from fewgpu.schedule import Message, Schedule, activation
 from fewgpu.schedule.named import schedule_maker
 from fewgpu.schedule.plans import Plans
-from fewgpu.stage import Stage, StageStep, telling_who_updated
 from fewgpu.trace import Timeline
 from fewgpu.transport import Mailbox, refuse_devices_around
 
@@ -106,23 +104,19 @@ class Pipeline:
         is_mean(loss_fn)   # or raise
         verify_layout(layout, ranks and ranks.size, replicas=bool(replicas), updates=optimizer is not None)
         self._rows = [ranks.index] if ranks else [*range(len(layout.rows))]
-        if ranks and devices is None:
-            devices = [device_of_rank(ranks.index)]
+        self._homes = layout.devices_of   # the rows that hold each stage
+        devices = [device_of_rank(ranks.index)] if ranks and devices is None else devices
         if ranks:
             verify_alike(ranks, module, {
                 'balance': self.balance, 'schedule': layout.name, 'chunks': chunks,
                 'checkpoint': checkpoint, 'an optimizer': optimizer is not None})
-        self._held = Held(module, self.balance, layout, self._rows, devices)
+        self._held = Held(module, self.balance, layout, self._rows, devices, loss_fn, optimizer)
         self.module, self.devices = self._held.module, self._held.devices   #: of this process
-        self.optimizers = self._held.optimizers(optimizer)   #: by (row of the schedule, stage)
-        self._with_loss = {
-            row: WithLoss(held[self._last], loss_fn).to(device.torch)
-            for row, device in zip(self._rows, self.devices) if self._last in (held := self._held.of_row(row))}
+        self.optimizers = self._held.optimizers   #: by (row of the schedule, stage)
         self._turn = turn_of(module)
         self._names = ([f'rank {rank}' for rank in ranks.members] if ranks else
                        [device.name for device in self.devices])
-        if ranks:
-            start_alike(ranks, self._held, layout)
+        start_alike(ranks, self._held, layout)
         if replicas:
             replicas.start_alike(self.module)
         self._latest, self._spans = layout, [[] for _ in layout.rows]   # the schedule and its spans
@@ -216,7 +210,7 @@ class Pipeline:
             raise TypeError('the first stage needs the inputs: step(x, y)')
         told, seed = rows, int(torch.randint(2**62, (), dtype=torch.int64, device='cpu'))
         if self.ranks:
-            told, seed = self.ranks.tell(self._homes(0)[0], (rows, seed))
+            told, seed = self.ranks.tell(self._homes[0][0], (rows, seed))
         if rows not in (None, told):
             raise ValueError(f'this rank was given {rows} rows, the rank of the first stage {told}: '
                              f'every rank takes the same mini-batch')
@@ -225,8 +219,7 @@ class Pipeline:
         return sizes(told, self.chunks), seed
 
     def _execute(self, purpose: str, x: Any, y: Any, rows: list[int], seed: int) -> list[Any]:
-        """Run the schedule; what the last stage returned, a value a micro-batch, if it is here (or,
-        on ranks, where several have it)."""
+        """Run the schedule; what the last stage returned, a value a micro-batch, if it is known here."""
         whole, schedule = self._plans.of(purpose, len(rows), y is not None or purpose == 'training')
         feed: dict[Message, Any] = {}
         if self._held.holds(0):
@@ -237,7 +230,8 @@ class Pipeline:
         own = [i for i in range(len(rows)) if whole.device_at(self._last, i) in self._rows]
         context = Context.capture(self.devices, seed)
         self._held.align()
-        stages = [self._begin(row, device, schedule, context) for row, device in zip(self._rows, self.devices)]
+        stages = [self._held.begin(row, schedule, context, self.replicas and self.replicas.average)
+                  for row in self._rows]
         mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(
             schedule, time_limit=self.time_limit)
         self._latest = schedule
@@ -245,31 +239,7 @@ class Pipeline:
             values, self._spans = run(schedule, self._rows, self.devices, stages, feed,
                                       [activation(self._last + 1, i) for i in own],
                                       whole=whole, mailbox=mailbox)
-        return self._together_with_replicas(dict(zip(own, values)))
-
-    def _begin(self, row: int, device: Device, schedule: Schedule, context: Context) -> dict[int, StageStep]:
-        """A step of what a row holds."""
-        begun = {}
-        for s, module in self._held.of_row(row).items():
-            ops = [op for op in schedule.rows[row] if op.stage == s]
-            if any(op.message and op.message.what == TARGET for op in ops):
-                module = self._with_loss[row]
-            stage = Stage(s, module, device, self.optimizers.get((row, s)),
-                          self.replicas and self.replicas.average)
-            begun[s] = stage.begin(context, sum(op.kind == 'F' for op in ops))
-        return begun
-
-    def _together_with_replicas(self, values: dict[int, Any]) -> list[Any]:
-        """What the last stage returned, in order; on ranks of all its replicas, if there are several."""
-        homes = self._homes(self._last)
-        if self.ranks and len(homes) > 1:
-            told = [self.ranks.tell(row, values if row == self.ranks.index else None) for row in homes]
-            values = {i: value for each in told for i, value in each.items()}
-        return [values[i] for i in sorted(values)]
-
-    def _homes(self, stage: int) -> tuple[int, ...]:
-        """The rows that hold a stage."""
-        return self._plans.layout.devices_of[stage]
+        return of_all_replicas(self.ranks, self._homes[self._last], dict(zip(own, values)))
 
     def _tell_all(self, loss: torch.Tensor | None) -> torch.Tensor:
         """The loss, which the first rank of the last stage has, on all ranks, and of all replicas."""
@@ -277,4 +247,4 @@ class Pipeline:
             loss = self.replicas.loss(loss)
         if not self.ranks:
             return loss
-        return self.ranks.tell(self._homes(self._last)[0], loss)
+        return self.ranks.tell(self._homes[self._last][0], loss)

@@ -4,10 +4,11 @@ Every schedule runs here, forward and backward, on threads and on ranks. There i
 loop.
 """
 
+import contextlib
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -155,6 +156,19 @@ class Interpreter:
         stage.update(self._whole.needed_after(op.stage, stage.updates), shares,
                      mean=self._whole.update_every is not None)
         return stage.updates
+
+
+@contextlib.contextmanager
+def telling_who_updated(stages: Sequence[Mapping[int, StageStep]]) -> Iterator[None]:
+    """If a step ends half-way, say which weights it has changed."""
+    try:
+        yield
+    except BaseException as error:
+        done = sorted({s for held in stages for s, stage in held.items() if stage.updates})
+        if done:
+            error.add_note(f'the weights of stages {", ".join(map(str, done))} have been updated in this step, '
+                           f'those of others perhaps not: load a checkpoint before you go on')
+        raise
 
 
 def _explain(error: BaseException, op: Op, device: str) -> None:

@@ -18,8 +18,7 @@ shadows are handed on once for many micro-batches: to the caller's graph at the 
 (GPipe), or to the parameters and their optimizer at an update (Pipeline).
 """
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -236,19 +235,6 @@ class StageStep:
         if storage(tensor) in self._buffers:
             detached = detached.clone()
         return detached.requires_grad_(tensor.requires_grad)
-
-
-@contextlib.contextmanager
-def telling_who_updated(stages: Sequence[Mapping[int, StageStep]]) -> Iterator[None]:
-    """If a step ends half-way, say which weights it has changed."""
-    try:
-        yield
-    except BaseException as error:
-        done = sorted({s for held in stages for s, stage in held.items() if stage.updates})
-        if done:
-            error.add_note(f'the weights of stages {", ".join(map(str, done))} have been updated in this step, '
-                           f'those of others perhaps not: load a checkpoint before you go on')
-        raise
 
 
 def _copied(inputs: Any) -> Any:

@@ -32,7 +32,9 @@ def pipedream(stages: int, micro_batches: int, *, replicas: Sequence[int] | None
     after a round of r mini-batches all make the same update, by the mean of their gradients. Each replica
     of a stage admits ceil(devices from this stage on / r) mini-batches: for the first stage that is
     NOAM, and it is how many versions the stage keeps. Nobody waits for ever, whatever the numbers: what
-    an operation of mini-batch i waits for are forwards, and updates by mini-batches before i.
+    an operation of mini-batch i waits for are forwards, and updates by mini-batches before i. (That the
+    replicas of a stage wait for each other after each round can cost time. Where replicas make all stages
+    equally fast, two stages r-1 still never idle, says the simulator, but 2-1-1 idles a third of the time.)
 
     Raises ValueError if there is no stage or no micro-batch, if `replicas` are not one number of at least
     1 a stage, or if a round would not be full.

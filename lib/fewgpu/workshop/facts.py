@@ -20,7 +20,8 @@ def facts(schedule: Schedule, timeline: Timeline, costs: Costs, *, plain: bool) 
     if schedule.weights != 'latest':
         yield 'It never flushes: of a longer run, only the start and the end are such a bubble.'
     yield f'Micro-batches stashed at peak, {_by_stage(stashes(schedule))}.'
-    if any(op.kind in 'RW' for op in schedule) or any(len({op.stage for op in row}) > 1 for row in schedule.rows):
+    several = any(len({op.stage for op in row}) > 1 for row in schedule.rows)
+    if several or any(op.kind in 'RW' for op in schedule):
         peaks = [timeline.peak(device) for device in range(len(schedule.rows))]
         yield (f"In the picture, {_by_stage(peaks, 'device')}: all stages of a device, inputs that wait "
                f'for their recompute, and what a W still needs count as stashes, too.')
