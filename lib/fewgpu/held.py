@@ -81,6 +81,13 @@ def device_of_rank(index: int) -> Device:
     return Device('cpu', index=index)
 
 
+def verify_makes_optimizers(optimizer: Any) -> None:
+    """Raises TypeError for an optimizer instead of what makes one."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError('every stage has an optimizer of its own: pass what makes it, as '
+                        'optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)')
+
+
 def verify_layout(layout: Schedule, ranks: int | None, *, replicas: bool, updates: bool) -> None:
     """Raises ValueError if a pipeline cannot train by this schedule: on so many ranks (None: threads), beside
     replicas, and with an optimizer or without."""

@@ -4,10 +4,11 @@ Every schedule runs here, forward and backward, on threads and on ranks. There i
 loop.
 """
 
+import contextlib
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -121,7 +122,7 @@ class Interpreter:
 
     def _recompute(self, op: Op, stage: StageStep) -> int:
         stage.recompute(op.micro_batch)
-        return self._whole.version(op.stage, op.micro_batch)
+        return self._whole.version(op.stage, op.micro_batch, op.kind)
 
     def _backward(self, op: Op, stage: StageStep) -> int:
         return self._carry_gradients(op, partial(stage.backward, retain_graph=self._retain_graph))
@@ -132,15 +133,29 @@ class Interpreter:
     def _carry_gradients(self, op: Op, backward: Callable[[int, Any], Any]) -> int:
         _, s, i, _ = op
         self._values[gradient(s - 1, i)] = backward(i, self._values.pop(gradient(s, i)))
-        return self._whole.version(s, i)
+        return self._whole.version(s, i, op.kind)
 
     def _backward_weights(self, op: Op, stage: StageStep) -> int:
         stage.backward_weights(op.micro_batch)
-        return self._whole.version(op.stage, op.micro_batch)
+        return self._whole.version(op.stage, op.micro_batch, op.kind)
 
     def _update(self, op: Op, stage: StageStep) -> int:
         stage.update(self._whole.needed_after(op.stage, stage.updates))
         return stage.updates
+
+
+@contextlib.contextmanager
+def telling_who_updated(stages: dict[int, StageStep]) -> Iterator[None]:
+    """If a step ends half-way, say which weights it has changed."""
+    try:
+        yield
+    except BaseException as error:
+        done = {str(s): str(stage.updates) for s, stage in stages.items() if stage.updates}
+        often = f' ({", ".join(done.values())} times)' if set(done.values()) - {'1'} else ''
+        if done:
+            error.add_note(f'the weights of stages {", ".join(done)} have been updated{often} in this step, '
+                           f'those of others perhaps not: load a checkpoint before you go on')
+        raise
 
 
 def _explain(error: BaseException, op: Op, device: str) -> None:

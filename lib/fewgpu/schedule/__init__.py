@@ -17,6 +17,7 @@ from fewgpu.schedule.op import (ACTIVATION, GRADIENT, TARGET, Message, Op, activ
                                 target)
 from fewgpu.schedule.passes import CHECKPOINTS, with_messages, with_recompute, with_updates
 from fewgpu.schedule.pipedream import pipedream
+from fewgpu.schedule.pipemare import pipemare
 from fewgpu.schedule.schedule import Schedule
 from fewgpu.schedule.two_bw import two_bw
 from fewgpu.schedule.zero_bubble import zero_bubble
@@ -29,11 +30,12 @@ SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
     'zb-h2': partial(zero_bubble, variant='H2'),
     'pipedream': pipedream,
     '2bw': two_bw,
+    'pipemare': pipemare,
 }
 """Every schedule by its name: a function of how many devices and micro-batches."""
 
 __all__ = ['ACTIVATION', 'CHECKPOINTS', 'GRADIENT', 'SCHEDULES', 'TARGET', 'Message', 'Op',
            'Schedule', 'ScheduleError', 'activation', 'check', 'gpipe', 'gradient', 'grid',
-           'interleaved', 'one_f_one_b', 'pipedream', 'staleness', 'stashes', 'target', 'two_bw',
+           'interleaved', 'one_f_one_b', 'pipedream', 'pipemare', 'staleness', 'stashes', 'target', 'two_bw',
            'versions', 'versions_alive', 'with_messages', 'with_recompute', 'with_updates',
            'zero_bubble']
