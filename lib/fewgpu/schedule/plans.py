@@ -19,7 +19,7 @@ class Plans:
     def __init__(self, make: Callable[[int], Schedule], make_long: Callable[[int], Schedule], chunks: int,
                  checkpoint: str) -> None:
         self._make, self._make_long, self._chunks, self._checkpoint = make, make_long, chunks, checkpoint
-        self.layout = with_recompute(make(chunks), checkpoint)
+        self.layout = with_recompute(make_long(chunks), checkpoint)
         self._made: dict[tuple[str, int, bool], tuple[Schedule, Schedule]] = {}
 
     def of(self, purpose: str, micro_batches: int, targets: bool) -> tuple[Schedule, Schedule]:
