@@ -68,16 +68,17 @@ class Held:
     def holds(self, stage: int) -> bool:
         return stage in self._first
 
-    def begin(self, row: int, schedule: Schedule, context: Context, average: Average | None
-              ) -> dict[int, StageStep]:
-        """A step of the stages of a row, which is to run its operations in `schedule` (with messages)."""
+    def begin(self, row: int, schedule: Schedule, context: Context, average: Average | None, *,
+              mini_batches: int = 1) -> dict[int, StageStep]:
+        """A step of the stages of a row, which is to run its operations in `schedule` (with messages) on
+        so many mini-batches."""
         begun = {}
         for s, module in self.of_row(row).items():
             ops = [op for op in schedule.rows[row] if op.stage == s]
             if any(op.message and op.message.what == TARGET for op in ops):
                 module = self._with_loss[row]
             stage = Stage(s, module, self._device_of[row], self.optimizers.get((row, s)), average)
-            begun[s] = stage.begin(context, sum(op.kind == 'F' for op in ops))
+            begun[s] = stage.begin(context, max(1, sum(op.kind == 'F' for op in ops) // mini_batches))
         return begun
 
     @torch.no_grad()
@@ -139,6 +140,13 @@ def device_of_rank(index: int) -> Device:
     if torch.cuda.is_available():
         return Device(torch.device('cuda', torch.cuda.current_device()))
     return Device('cpu', index=index)
+
+
+def verify_makes_optimizers(optimizer: Any) -> None:
+    """Raises TypeError for an optimizer instead of what makes one."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError('every stage has an optimizer of its own: pass what makes it, as '
+                        'optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)')
 
 
 def verify_layout(layout: Schedule, ranks: int | None, *, replicas: bool, updates: bool) -> None:

@@ -132,7 +132,7 @@ class Interpreter:
 
     def _recompute(self, op: Op, stage: StageStep) -> int:
         stage.recompute(op.micro_batch)
-        return self._whole.version(op.stage, op.micro_batch)
+        return self._whole.version(op.stage, op.micro_batch, op.kind)
 
     def _backward(self, op: Op, stage: StageStep) -> int:
         return self._carry_gradients(op, partial(stage.backward, retain_graph=self._retain_graph))
@@ -143,11 +143,11 @@ class Interpreter:
     def _carry_gradients(self, op: Op, backward: Callable[[int, Any], Any]) -> int:
         _, s, i, _ = op
         self._values[gradient(s - 1, i)] = backward(i, self._values.pop(gradient(s, i)))
-        return self._whole.version(s, i)
+        return self._whole.version(s, i, op.kind)
 
     def _backward_weights(self, op: Op, stage: StageStep) -> int:
         stage.backward_weights(op.micro_batch)
-        return self._whole.version(op.stage, op.micro_batch)
+        return self._whole.version(op.stage, op.micro_batch, op.kind)
 
     def _update(self, op: Op, stage: StageStep) -> int:
         devices = self._whole.devices_of[op.stage]
@@ -164,9 +164,10 @@ def telling_who_updated(stages: Sequence[Mapping[int, StageStep]]) -> Iterator[N
     try:
         yield
     except BaseException as error:
-        done = sorted({s for held in stages for s, stage in held.items() if stage.updates})
-        if done:
-            error.add_note(f'the weights of stages {", ".join(map(str, done))} have been updated in this step, '
+        made = {s: stage.updates for held in stages for s, stage in sorted(held.items()) if stage.updates}
+        often = f' ({", ".join(map(str, made.values()))} times)' if set(made.values()) - {1} else ''
+        if made:
+            error.add_note(f'the weights of stages {", ".join(map(str, sorted(made)))} have been updated{often} in this step, '
                            f'those of others perhaps not: load a checkpoint before you go on')
         raise
 

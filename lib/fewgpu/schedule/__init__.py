@@ -18,6 +18,7 @@ from fewgpu.schedule.op import (ACTIVATION, GRADIENT, SHARE, TARGET, Message, Op
                                 gradient, share, target)
 from fewgpu.schedule.passes import CHECKPOINTS, with_messages, with_recompute, with_updates
 from fewgpu.schedule.pipedream import pipedream
+from fewgpu.schedule.pipemare import pipemare
 from fewgpu.schedule.schedule import Schedule
 from fewgpu.schedule.two_bw import two_bw
 from fewgpu.schedule.zero_bubble import zero_bubble
@@ -30,12 +31,13 @@ SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
     'zb-h2': partial(zero_bubble, variant='H2'),
     'pipedream': pipedream,
     '2bw': two_bw,
+    'pipemare': pipemare,
     'gems': gems,
 }
 """Every schedule by its name: a function of how many devices and micro-batches."""
 
 __all__ = ['ACTIVATION', 'CHECKPOINTS', 'GRADIENT', 'SCHEDULES', 'SHARE', 'TARGET', 'Message', 'Op',
            'Schedule', 'ScheduleError', 'activation', 'check', 'gems', 'gpipe', 'gradient', 'grid',
-           'interleaved', 'one_f_one_b', 'pipedream', 'share', 'staleness', 'stashes', 'target', 'two_bw',
+           'interleaved', 'one_f_one_b', 'pipedream', 'pipemare', 'share', 'staleness', 'stashes', 'target', 'two_bw',
            'versions', 'versions_alive', 'with_messages', 'with_recompute', 'with_updates',
            'zero_bubble']
