@@ -61,7 +61,7 @@ def test_every_stage_has_its_own_rate_only_while_gradients_are_late_and_anneal()
     pipeline = Pipeline(model, [1, 1, 1], schedule='pipemare', devices=virtual(3),
                         loss_fn=lambda out, y: (out - y).mean(),
                         optimizer=lambda own: PipeMare(sgd(own), annealing=4))
-    for s, optimizer in pipeline.optimizers.items():
+    for (_, s), optimizer in pipeline.optimizers.items():
         own, step = model[s].by, optimizer.optimizer.step
         def noted(own=own, step=step, s=s) -> None:
             before = own.item()

@@ -108,7 +108,7 @@ class Pipeline:
                 'checkpoint': checkpoint, 'an optimizer': optimizer is not None})
         self._held = Held(module, self.balance, layout, self._rows, devices, loss_fn, optimizer)
         self.module, self.devices = self._held.module, self._held.devices   #: of this process
-        self.optimizers = with_delays(self._held.optimizers, self._plans)   #: by (row of the schedule, stage)
+        self.optimizers = self._held.optimizers = with_delays(self._held.optimizers, self._plans)   #: by (row, stage)
         self._turn = turn_of(module)
         self._names = [f'rank {rank}' for rank in ranks.members] if ranks else [d.name for d in self.devices]
         start_alike(ranks, self._held, layout)
