@@ -14,6 +14,7 @@ from torch import nn
 from fewgpu.device import Device
 from fewgpu.partition import place, split
 from fewgpu.schedule import Schedule
+from fewgpu.skip import wrapped
 
 if TYPE_CHECKING:
     from fewgpu.transport.ranks import Ranks
@@ -39,6 +40,7 @@ class Held:
         self.module = nn.Sequential(OrderedDict(
             named for partition in self.partitions.values() for named in partition.named_children()))
         self.module.training = module.training
+        self.partitions = {s: wrapped(partition, s, layout.skips) for s, partition in self.partitions.items()}
 
     def optimizers(self, make: MakeOptimizer | None) -> dict[int, torch.optim.Optimizer]:
         """One for every stage that has something to train."""

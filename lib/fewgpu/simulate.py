@@ -5,14 +5,14 @@ no torch.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
 from numbers import Real
 from statistics import median
 
-from fewgpu.schedule import ACTIVATION, GRADIENT, Op, Schedule
+from fewgpu.schedule import ACTIVATION, GRADIENT, Op, Schedule, skip_name, with_messages
 from fewgpu.schedule.counts import versions_kept, versions_of
 from fewgpu.schedule.garbage import no_garbage
 from fewgpu.schedule.waits import verify_no_deadlock
@@ -42,10 +42,12 @@ class Costs:
     input: PerStage = 0         #: bytes that it keeps instead if it is to be recomputed
     for_W: PerStage = 0         #: bytes of the stash that are left after I, for W
     weights: PerStage = 0       #: bytes of one weight version
+    skips: Mapping[str, float] = field(default_factory=dict)   #: bytes of each skip by its name (else none)
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():
-            each = values if isinstance(values, Sequence) and not isinstance(values, str) else [values]
+            each = (values.values() if isinstance(values, Mapping) else values
+                    if isinstance(values, Sequence) and not isinstance(values, str) else [values])
             for value in each:
                 if value is not None and not (isinstance(value, Real) and value >= 0):
                     raise ValueError(f'a cost is a number of at least 0, not {name}={values!r}')
@@ -86,7 +88,7 @@ def simulate(schedule: Schedule, costs: Costs = Costs()) -> Timeline:
     is not blocked: a message arrives `latency` after its bytes have left at `bandwidth`, and from
     one device to another one message leaves after the other. Between stages of one device they
     are free, and so is what the caller feeds. A schedule with send and recv shows them in its
-    timeline, and runs as it does without.
+    timeline, and runs as it does without. Skips (see `with_skips`) are messages, too.
 
     A device holds the weight versions that are still to be used, and the newest; a forward adds the
     stash (of a micro-batch that is recomputed: the input, until R), a backward frees it. The graph
@@ -95,6 +97,10 @@ def simulate(schedule: Schedule, costs: Costs = Costs()) -> Timeline:
     Raises ScheduleError, a ValueError, if the devices wait for each other for ever, and ValueError
     if a cost is missing.
     """
+    if schedule.skips and not any(op.message for op in schedule):
+        timeline = simulate(with_messages(schedule), costs)
+        return Timeline(tuple(tuple(span for span in row if not span.op.message) for row in timeline.rows),
+                        timeline.names)
     rows = tuple(tuple(map(Span, row, *times, *_contents(schedule, row, costs)))
                  for row, times in zip(schedule.rows, _Run(schedule, costs).times()))
     return Timeline(rows, tuple(f'device {device}' for device in range(len(rows))))
@@ -133,6 +139,7 @@ class _Run:
         self._latency = costs.latency
         self._leaving = [costs.of('message', stage) / costs.bandwidth
                          for stage in range(schedule.stages - 1)]
+        self._skips = {name: size / costs.bandwidth for name, size in costs.skips.items()}
         self._link_free: dict[tuple[int, int], float] = defaultdict(float)
         self._arrived: dict[Letter, float] = {}
         self._waiting: dict[Letter, int] = {}
@@ -188,7 +195,9 @@ class _Run:
         stage = letter[1]
         here, there = self._device_of[source], self._device_of[stage]
         if here != there:
-            if seconds := self._leaving[min(source, stage)]:
+            name = skip_name(letter[0])
+            seconds = self._leaving[min(source, stage)] if name is None else self._skips.get(name, 0.0)
+            if seconds:
                 now = self._link_free[here, there] = max(
                     now, self._link_free[here, there]) + seconds
             now += self._latency

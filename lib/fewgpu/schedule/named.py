@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from fewgpu.schedule import SCHEDULES, Schedule, check, interleaved
+from fewgpu.schedule import SCHEDULES, Schedule, check, interleaved, v_shape
 
 
 def schedule_maker(schedule: str | Callable[[int, int], Schedule], stages: int,
@@ -24,6 +24,8 @@ def schedule_maker(schedule: str | Callable[[int, int], Schedule], stages: int,
     if schedule not in SCHEDULES:
         raise ValueError(f'there is no schedule {schedule!r}: choose from {", ".join(SCHEDULES)}, or '
                          f'pass a function of stages and micro-batches')
+    if schedule == 'v-shape':   # two stages a device
+        return lambda micro_batches: v_shape(stages, micro_batches)
     if schedule != 'interleaved':
         return lambda micro_batches: SCHEDULES[schedule](stages, micro_batches)
     devices = devices or max(1, stages // 2)

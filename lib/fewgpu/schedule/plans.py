@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from fewgpu.schedule.passes import with_messages, with_recompute, with_updates
+from fewgpu.schedule.op import Skip
+from fewgpu.schedule.passes import with_messages, with_recompute, with_skips, with_updates
 from fewgpu.schedule.schedule import Schedule
 
 
@@ -10,13 +11,14 @@ class Plans:
     """What a pipeline does for a purpose, 'training' or 'evaluation', and so many micro-batches.
 
     `make` returns the schedule of a number of micro-batches; `checkpoint` says which of them are
-    recomputed (see `with_recompute`). `layout` is the schedule for `chunks` of them: it says where
-    stages are, and that is so for every other number, too.
+    recomputed (see `with_recompute`), and `skips` are those of the model. `layout` is the schedule for
+    `chunks` of them: it says where stages are, and that is so for every other number, too.
     """
 
-    def __init__(self, make: Callable[[int], Schedule], chunks: int, checkpoint: str) -> None:
-        self._make, self._chunks, self._checkpoint = make, chunks, checkpoint
-        self.layout = with_recompute(make(chunks), checkpoint)
+    def __init__(self, make: Callable[[int], Schedule], chunks: int, checkpoint: str,
+                 skips: tuple[Skip, ...] = ()) -> None:
+        self._make, self._chunks, self._checkpoint, self._skips = make, chunks, checkpoint, skips
+        self.layout = with_recompute(with_skips(make(chunks), skips), checkpoint)
         self._made: dict[tuple[str, int, bool], tuple[Schedule, Schedule]] = {}
 
     def of(self, purpose: str, micro_batches: int, targets: bool) -> tuple[Schedule, Schedule]:
@@ -26,7 +28,7 @@ class Plans:
         """
         key = purpose, micro_batches, targets
         if key not in self._made:
-            whole = self._make(micro_batches)
+            whole = with_skips(self._make(micro_batches), self._skips)
             if whole.device_of != self.layout.device_of:
                 raise ValueError(f'the schedule {whole.name} puts stages on other devices for '
                                  f'{micro_batches} micro-batches than for {self._chunks}')

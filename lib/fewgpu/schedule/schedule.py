@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fewgpu.schedule.op import Op
+from fewgpu.schedule.op import Op, Skip
 
 
 WEIGHTS = ('latest', 'stashed', 'double_buffered')
@@ -40,6 +40,7 @@ class Schedule:
     rows: tuple[tuple[Op, ...], ...]
     weights: str = 'latest'
     update_every: int | None = None   #: micro-batches an update; None: one update, of all
+    skips: tuple[Skip, ...] = ()      #: what travels beside the activations (see `with_skips`)
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
