@@ -20,7 +20,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from math import inf
 from typing import Any, NamedTuple
 
@@ -96,14 +96,13 @@ class Save(nn.Module):
             raise TypeError(f'Save({self.name!r}) takes one tensor, not a {type(x).__name__}: put it behind '
                             f'a layer that returns one')
         saved = _thread.saved
-        for position, one in enumerate(saved):
-            if one.name == self.name and _thread.is_exact:
-                raise _twice(self.name)
-            if one.by is self:   # a forward that failed half-way left it, and what comes after it
-                del saved[position:]
-                break
+        if _thread.is_exact and any(one.name == self.name for one in saved):
+            raise _twice(self.name)
+        saved[:] = [one for one in saved if one.by is not self]   # left by a forward that failed half-way
         saved.append(_Saved(self.name, x, self.loads, self))
-        return x
+        # A node of its own in the graph: gradients of what follows then add up before that of the skip
+        # is added, in the plain model as behind a cut, so that both are equal to the bit.
+        return x.view_as(x)
 
     def extra_repr(self) -> str:
         return repr(self.name) + f', loads={self.loads}' * (self.loads > 1)
@@ -173,12 +172,20 @@ class WithSkips(nn.Module):
 
     def __init__(self, partition: nn.Module, imports: Sequence[str], exports: Sequence[str]) -> None:
         super().__init__()
-        self.partition, self.imports, self.exports = partition, imports, exports
+        self.partition, self.exports = partition, exports
+        self.imports = {name: self._loads(name) for name in imports}
+
+    def _loads(self, name: str) -> float:
+        """How often the partition loads what comes from an earlier stage."""
+        parts = [part for part in self.partition.modules()
+                 if isinstance(part, (Save, Load)) and part.name == name]
+        loads = list(takewhile(lambda part: isinstance(part, Load), parts))
+        return inf if loads == parts and name in self.exports else len(loads)   # inf: it also goes on
 
     def forward(self, value: Any) -> Any:
         skips, x = value if self.imports else ({}, value)
         with own_skips() as saved:
-            saved += [_Saved(name, skip, inf, None) for name, skip in skips.items()]
+            saved += [_Saved(name, skip, self.imports[name], None) for name, skip in skips.items()]
             y = self.partition(x)
             newest = {one.name: one for one in saved}
             exported = {name: newest[name].intact() for name in self.exports}

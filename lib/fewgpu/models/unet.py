@@ -19,8 +19,6 @@ from torch import nn
 
 from fewgpu.skip import Load, Save, SkipSequential
 
-_BOTTOM = ('bottom_1', 'bottom_2')
-
 
 class Halve(nn.MaxPool2d):
     """A 2x2 max-pool. Raises ValueError for a side that is no even number: it would not double back."""
@@ -42,6 +40,9 @@ def unet(*, depth: int = 4, width: int = 64, in_channels: int = 1, classes: int 
     `depth` is how often the image is halved, `width` the channels of level 0, which double from level to
     level; as published they are 4 and 64. Level k of the encoder saves its skip as 'level k'. Weights
     start as in the paper (section 3): normal, with a standard deviation of sqrt(2 / fan-in).
+
+    The layers of the two halves mirror each other, the 1x1 convolution at the end apart, so that the
+    cuts of `fewgpu.balance.cut_mirrored` leave both ends of each skip on the same device.
 
     Raises ValueError for a depth or width below 1.
     """
@@ -66,16 +67,8 @@ def unet(*, depth: int = 4, width: int = 64, in_channels: int = 1, classes: int 
 
 
 def _convolutions(name: str, inputs: int, outputs: int) -> dict[str, nn.Module]:
+    """Two layers, each a convolution with what belongs to it."""
     return {f'{name}_{i}': nn.Sequential(nn.Conv2d(channels, outputs, 3, padding=1, bias=False),
                                          nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
             for i, channels in ((1, inputs), (2, outputs))}
 
-
-def mirrored(model: nn.Sequential, halves: list[int]) -> list[int]:
-    """The balance that cuts a U-Net's decoder where its encoder is cut: for the schedule 'v-shape'.
-
-    `halves` are the layers of the first n stages, from the image down to the middle of the bottom: a
-    stage and its mirror image, on the same device, then hold both ends of each skip. A max-pool, which
-    has no counterpart, is left out of count: the layers 'double' and 'load' mirror it and 'save'.
-    """
-    raise NotImplementedError
