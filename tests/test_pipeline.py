@@ -18,7 +18,7 @@ from fewgpu.schedule.named import schedule_maker
 from tests import delayed
 from tests.networks import evenly
 
-FLUSHING = ('gpipe', '1f1b', 'interleaved', 'zb-h1', 'zb-h2')
+FLUSHING = ('gpipe', '1f1b', 'interleaved', 'zb-h1', 'zb-h2', 'v-shape')
 mse = nn.functional.mse_loss
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -38,7 +38,7 @@ def cuts(draw: st.DrawFn, schedules: tuple[str, ...]) -> dict:
     """A schedule with sizes that it can have."""
     schedule = draw(st.sampled_from(schedules))
     devices = draw(evenly(1, 4))
-    stages = devices * draw(evenly(1, 3)) if schedule == 'interleaved' else devices
+    stages = devices * (draw(evenly(1, 3)) if schedule == 'interleaved' else 1 + (schedule == 'v-shape'))
     chunks = devices * draw(evenly(1, 3)) if schedule in ('interleaved', '2bw') else draw(evenly(1, 7))
     return {'schedule': schedule, 'balance': draw(st.lists(evenly(1, 2), min_size=stages,
                                                            max_size=stages)),

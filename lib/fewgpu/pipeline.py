@@ -34,6 +34,7 @@ from fewgpu.run import run, telling_who_updated
 from fewgpu.schedule import Schedule, activation
 from fewgpu.schedule.named import schedule_makers
 from fewgpu.schedule.plans import Plans
+from fewgpu.skip import routes
 from fewgpu.trace import Timeline
 from fewgpu.transport import Mailbox, refuse_devices_around
 
@@ -49,12 +50,11 @@ class Pipeline:
         module: the layers, an nn.Sequential.
         balance: layers per stage; see `fewgpu.balance`.
         schedule: a name in `fewgpu.schedule.SCHEDULES`, or a function that makes a Schedule from
-            (stages, micro-batches). With 'interleaved' there are more stages than devices; with
+            (stages, micro-batches). With 'interleaved' and 'v-shape' there are more stages than devices; with
             'gems', or partial(pipedream, replicas=(2, 1)), stages live on several, as replicas.
         chunks: micro-batches per mini-batch (fewer if there are fewer rows, which 'interleaved' and
             '2bw' refuse unless the schedule fits).
-        devices: one a row of the schedule; by default the GPUs, or virtual CPU devices where there
-            is none. On ranks: this rank's one device.
+        devices: one a row of the schedule (on ranks: this rank's); by default GPUs, or virtual CPU devices.
         loss_fn: from (output, target) of a micro-batch to its loss: a mean over the rows, or a sum if it says
             reduction='sum' (an attribute, or bound by functools.partial; a lambda is taken for a mean).
         optimizer: makes an optimizer from those of a stage's parameters that are trained. Without, `step`
@@ -63,6 +63,7 @@ class Pipeline:
         ranks: the ranks that hold the rows of the schedule (`fewgpu.transport.Ranks`); by default
             all of torch.distributed, if it is initialised and `devices` does not list one a row.
         replicas: other pipelines that train the same model (see `fewgpu.hybrid`).
+        skips: how long skips travel (see `fewgpu.skip`): 'straight', or 'through' all stages between.
         time_limit: seconds that a device may wait for a message; on ranks it is 60 by default.
 
     Results equal those of the plain model, trained micro-batch by micro-batch ('pipedream', '2bw' and
@@ -82,7 +83,7 @@ class Pipeline:
                  devices: Sequence[Any] | None = None, loss_fn: LossFn,
                  optimizer: MakeOptimizer | None = None, checkpoint: str = 'never',
                  ranks: 'Ranks | None' = None, replicas: 'Replicas | None' = None,
-                 time_limit: float | None = None) -> None:
+                 skips: str = 'straight', time_limit: float | None = None) -> None:
         verify_module(module)
         verify_devices(devices)
         self.balance = verify_balance(module, balance)
@@ -95,7 +96,8 @@ class Pipeline:
             ranks = Ranks(time_limit=60.0 if time_limit is None else time_limit)
         self.ranks, self.replicas = ranks, replicas
         count = ranks.size if ranks else None if devices is None else len(devices)
-        self._plans = Plans(*schedule_makers(schedule, len(self.balance), chunks, count), chunks, checkpoint)
+        self._plans = Plans(*schedule_makers(schedule, len(self.balance), chunks, count), chunks, checkpoint,
+                            routes(module, self.balance, skips))
         layout = self._plans.layout
         is_mean(loss_fn)   # or raise
         verify_layout(layout, ranks and ranks.size, replicas=bool(replicas), updates=optimizer is not None)

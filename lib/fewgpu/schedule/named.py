@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from fewgpu.schedule import SCHEDULES, Schedule, check, interleaved
+from fewgpu.schedule import SCHEDULES, Schedule, check, interleaved, v_shape
 
 
 def schedule_maker(schedule: str | Callable[[int, int], Schedule], stages: int,
@@ -27,6 +27,8 @@ def schedule_maker(schedule: str | Callable[[int, int], Schedule], stages: int,
                          f'pass a function of stages and micro-batches')
     if schedule == 'pipemare':   # an update a mini-batch: a step, which drains the pipeline, is synchronous
         return lambda micro_batches: SCHEDULES[schedule](stages, micro_batches, update_every=micro_batches)
+    if schedule == 'v-shape':   # two stages a device
+        return lambda micro_batches: v_shape(stages, micro_batches)
     if schedule != 'interleaved':
         return lambda micro_batches: SCHEDULES[schedule](stages, micro_batches)
     devices = devices or max(1, stages // 2)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from fewgpu.schedule.long_runs import following, verify_whole_updates
-from fewgpu.schedule.passes import with_messages, with_recompute, with_updates
+from fewgpu.schedule.op import Skip
+from fewgpu.schedule.passes import with_messages, with_recompute, with_skips, with_updates
 from fewgpu.schedule.schedule import Schedule
 
 
@@ -11,15 +12,16 @@ class Plans:
     """What a pipeline does for a purpose, 'training' or 'evaluation', and so many micro-batches.
 
     `make` returns the schedule of a number of micro-batches; `checkpoint` says which of them are
-    recomputed (see `with_recompute`). `layout` is the schedule for `chunks` of them: it says where
-    stages are, and that is so for every other number, too. `make_long` returns the schedule of many
-    mini-batches, from the number of all their micro-batches.
+    recomputed (see `with_recompute`), and `skips` are those of the model. `layout` is the schedule for
+    `chunks` of them: it says where stages are, and that is so for every other number, too. `make_long`
+    returns the schedule of many mini-batches, from the number of all their micro-batches.
     """
 
     def __init__(self, make: Callable[[int], Schedule], make_long: Callable[[int], Schedule], chunks: int,
-                 checkpoint: str) -> None:
+                 checkpoint: str, skips: tuple[Skip, ...] = ()) -> None:
         self._make, self._make_long, self._chunks, self._checkpoint = make, make_long, chunks, checkpoint
-        self.layout = with_recompute(make_long(chunks), checkpoint)
+        self._skips = skips
+        self.layout = with_recompute(with_skips(make_long(chunks), skips), checkpoint)
         self._made: dict[tuple[str, int, bool], tuple[Schedule, Schedule]] = {}
 
     def of(self, purpose: str, micro_batches: int, targets: bool) -> tuple[Schedule, Schedule]:
@@ -56,4 +58,4 @@ class Plans:
         if schedule.devices_of != self.layout.devices_of:
             raise ValueError(f'the schedule {schedule.name} puts stages on other devices for '
                              f'{schedule.micro_batches} micro-batches than for {self._chunks}')
-        return schedule
+        return with_skips(schedule, self._skips)

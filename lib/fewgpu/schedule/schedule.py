@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fewgpu.schedule.op import Message, Op
+from fewgpu.schedule.op import Message, Op, Skip
 
 
 WEIGHTS = ('latest', 'stashed', 'vertical', 'double_buffered', 'unstashed', 'corrected')
@@ -49,6 +49,7 @@ class Schedule:
     #: Micro-batches an update; None: one update, of all. Of a stage on r devices it is so many on each, a
     #: round of r times as many, and the update is the mean of theirs.
     update_every: int | None = None
+    skips: tuple[Skip, ...] = ()   #: what travels beside the activations (see `with_skips`)
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
