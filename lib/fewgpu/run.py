@@ -166,8 +166,8 @@ def telling_who_updated(stages: Sequence[Mapping[int, StageStep]]) -> Iterator[N
     except BaseException as error:
         done = sorted({s for held in stages for s, stage in held.items() if stage.updates})
         if done:
-            error.add_note(f'the weights of stages {", ".join(map(str, done))} have been updated in this step, '
-                           f'those of others perhaps not: load a checkpoint before you go on')
+            error.add_note(f'the weights of stages {", ".join(map(str, done))} have been updated in this '
+                           f'step, those of others perhaps not: load a checkpoint before you go on')
         raise
 
 
