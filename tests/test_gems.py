@@ -1,15 +1,18 @@
 """GEMS: two replicas of the model, laid over the same devices in opposite order, train as plain SGD does."""
 
 import copy
+import io
 from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from rich.console import Console
 from torch import nn
 
 from fewgpu import Pipeline
-from fewgpu.schedule import CHECKPOINTS, Op, check, gems, gpipe, one_f_one_b, stashes, versions_alive, with_messages
+from fewgpu.schedule import (CHECKPOINTS, Op, check, gems, gpipe, one_f_one_b, stashes, versions_alive,
+                             with_messages)
 from fewgpu.simulate import Costs, simulate
 from fewgpu.workshop.demos import Show, run
 from tests.pictures import faults
@@ -36,12 +39,12 @@ def test_a_device_stashes_one_micro_batch_and_keeps_one_version(n: int, m: int) 
     timeline = simulate(schedule, Costs(stash=1))
     assert [timeline.peak(device) for device in range(n)] == [1] * n
     held = simulate(schedule, Costs(weights=1))
-    assert [held.peak(device) for device in range(n)] == [1 if 2 * device == n - 1 else 2 for device in range(n)]
+    assert [held.peak(device) for device in range(n)] == [2 - (2 * device == n - 1) for device in range(n)]
 
 
 @given(*SIZES, st.integers(1, 50), st.integers(1, 50))
 def test_a_forward_fills_what_the_backward_of_the_other_replica_leaves_idle(n, m, f, b) -> None:
-    """Waves: one forward down all devices; then, a micro-batch each, a backward up and a forward behind it."""
+    """Waves: a forward down all devices; then, a micro-batch each, a backward up and a forward behind it."""
     timeline = simulate(gems(n, m), Costs(F=f, B=b))
     assert timeline.makespan == n * f + (m - 1) * max(n * b + f, n * f + b) + n * b
 
@@ -90,7 +93,7 @@ def test_a_gradient_is_the_sum_of_both_replicas_to_the_bit(n: int, chunks: int) 
     model, [(x, y)] = layers(n), batches(1, chunks)
     xs, ys = x.tensor_split(chunks), y.tensor_split(chunks)
     sums = []
-    for numbers in (range(0, chunks, 2), range(1, chunks, 2), range(chunks)):   # of a replica, of both on one device
+    for numbers in (range(0, chunks, 2), range(1, chunks, 2), range(chunks)):   # of a replica, or of both
         plain = copy.deepcopy(model)
         for i in numbers:
             (mse(plain(xs[i]), ys[i]) * (1 / chunks)).backward()
@@ -109,17 +112,15 @@ def test_it_draws_the_dropout_masks_that_other_schedules_draw(n: int, chunks: in
     for schedule in ('gpipe', 'gems'):
         torch.manual_seed(seed)
         model = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.Dropout()) for _ in range(n))).double()
-        pipeline = Pipeline(model, [1] * n, schedule=schedule, chunks=chunks, devices=['cpu'] * n, loss_fn=mse,
-                            optimizer=partial(sgd, lr=0.01))
-        results.append([pipeline.step(torch.ones(8, 3).double(), torch.ones(8, 3).double()) for _ in range(2)])
+        pipeline = Pipeline(model, [1] * n, schedule=schedule, chunks=chunks, devices=['cpu'] * n,
+                            loss_fn=mse, optimizer=partial(sgd, lr=0.01))
+        x = torch.ones(8, 3).double()
+        results.append([pipeline.step(x, x) for _ in range(2)])
     torch.testing.assert_close(*results)
 
 
 @pytest.mark.slow
 def test_the_demo_runs_and_its_picture_can_be_read() -> None:
-    import io
-
-    from rich.console import Console
     text = io.StringIO()
     show = Show(Console(file=text, width=100))
     figure = run('gems', show)

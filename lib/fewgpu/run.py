@@ -180,8 +180,8 @@ def telling_who_updated(stages: Sequence[Mapping[int, StageStep]]) -> Iterator[N
         made = {s: stage.updates for held in stages for s, stage in sorted(held.items()) if stage.updates}
         often = f' ({", ".join(map(str, made.values()))} times)' if set(made.values()) - {1} else ''
         if made:
-            error.add_note(f'the weights of stages {", ".join(map(str, sorted(made)))} have been updated{often} in this step, '
-                           f'those of others perhaps not: load a checkpoint before you go on')
+            error.add_note(f'the weights of stages {", ".join(map(str, made))} have been updated{often} in this '
+                           f'step, those of others perhaps not: load a checkpoint before you go on')
         raise
 
 

@@ -5,7 +5,7 @@ no torch.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
@@ -88,9 +88,9 @@ def simulate(schedule: Schedule, costs: Costs = Costs()) -> Timeline:
     An operation starts as soon as its device is free and its message is there. A device that sends
     is not blocked: a message arrives `latency` after its bytes have left at `bandwidth`, and from
     one device to another one message leaves after the other. Between stages of one device they
-    are free, and so is what the caller feeds. An update of a stage on several devices sends to each of
-    the others, and waits for theirs. A schedule with send and recv shows them in its
-    timeline, and runs as it does without. Skips (see `with_skips`) are messages, too.
+    are free, and so is what the caller feeds. Before an update of a stage on several devices each
+    sends its gradients to the others, and waits for theirs. A schedule with send and recv shows them in
+    its timeline, and runs as it does without. Skips (see `with_skips`) are messages, too.
 
     A device holds the weight versions that are still to be used, and the newest; a forward adds the
     stash (of a micro-batch that is recomputed: the input, until R), a backward frees it. The graph
@@ -181,13 +181,7 @@ class _Run:
                 arrives = (GRADIENT, stage, i) if stage < last else None
                 leaves = (GRADIENT, stage - 1, i) if stage > 0 else None
             elif kind == 'U' and stage in self._share:
-                others = self._schedule.replicas_beside(stage, device)
-                for other in others:
-                    send(device, stage, (SHARE, stage, i, device, other), now)
-                for other in others:
-                    if (letter := (SHARE, stage, i, other, device)) not in arrived:
-                        yield letter
-                    now = max(now, arrived.pop(letter))
+                now = yield from self._exchange(device, stage, i, now)
 
             start = now
             if arrives is not None:
@@ -201,6 +195,17 @@ class _Run:
             ends.append(now)
             if leaves is not None:
                 send(device, stage, leaves, now)
+
+    def _exchange(self, device: int, stage: int, i: int, now: float) -> Generator[Letter, None, float]:
+        """Send to all others that hold the stage, then wait for them; the time when all is there."""
+        others = self._schedule.replicas_beside(stage, device)
+        for other in others:
+            self._send(device, stage, (SHARE, stage, i, device, other), now)
+        for other in others:
+            if (letter := (SHARE, stage, i, other, device)) not in self._arrived:
+                yield letter
+            now = max(now, self._arrived.pop(letter))
+        return now
 
     def _send(self, here: int, source: int, letter: Letter, now: float) -> None:
         what, stage, i, *devices = letter
