@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 
@@ -97,8 +98,8 @@ def test_no_partition_of_a_flat_cluster_is_faster(chain, devices, bandwidth, mem
     check(chain, Cluster(devices, bandwidth, memory=memory), use_all)
 
 
-@settings(max_examples=100)
-@given(layers.map(lambda few: Chain(few[:4])), st.sampled_from([(2, 2), (2, 3), (3, 1), (3, 2)]), bandwidths,
+@settings(max_examples=250)
+@given(layers.map(lambda few: Chain(few[:4])), st.sampled_from([(2, 2), (2, 3), (3, 1), (3, 2), (4, 2)]), bandwidths,
        bandwidths, memories, st.booleans())
 def test_no_partition_over_servers_is_faster(chain, shape, inside, between, memory, use_all):
     servers, size = shape
@@ -113,15 +114,16 @@ def test_servers_of_one_device_are_a_flat_cluster(chain, devices, bandwidth, mem
         try:
             found = partition(chain, cluster)
             outcomes.append([found.slowest_seconds, found.config, found.balance,
-                             [(stage.compute, stage.sync, stage.link, stage.memory) for stage in found.stages]])
+                             [(x.compute, x.sync, x.link, x.memory) for x in found.stages]])
         except ValueError as error:
             outcomes.append(str(error))
     assert outcomes[0] == outcomes[1]
 
 
-# papers.md 3.4: recomputed from the authors' profile; the slowest stage, and pure data parallel in the same form.
+# Recomputed elsewhere from the authors' profile: the slowest stage, and data parallel in the same form.
 @pytest.mark.parametrize('devices, seconds, config, parallel', [
-    (4, 0.205520896, '3-1', 0.415072632), (8, 0.094626429, '7-1', 0.242125702), (16, 0.044159000, '15-1', 0.129710198)])
+    (4, 0.205520896, '3-1', 0.415072632), (8, 0.094626429, '7-1', 0.242125702),
+    (16, 0.044159000, '15-1', 0.129710198)])
 def test_it_replays_the_published_chain(devices, seconds, config, parallel):
     cluster = Cluster(devices, 1e9)
     found = partition(vgg16_chain(), cluster)
@@ -153,8 +155,9 @@ def test_it_is_never_slower_than_data_parallel_or_faster_than_perfect_sharing(ch
 @given(chains, st.integers(1, 5), bandwidths, st.sampled_from([0.25, 2.0, 1024.0]))
 def test_units_do_not_matter(chain, devices, bandwidth, factor):
     # Powers of two: scaling is exact, and so must be the choice among ties.
-    bytes_ = Chain([Layer(x.name, x.seconds, x.weight_bytes * factor, x.output_bytes * factor) for x in chain.layers])
-    seconds = Chain([Layer(x.name, x.seconds * factor, x.weight_bytes, x.output_bytes) for x in chain.layers])
+    bytes_ = Chain([Layer('layer', x.seconds, x.weight_bytes * factor, x.output_bytes * factor)
+                    for x in chain.layers])
+    seconds = Chain([Layer('layer', x.seconds * factor, x.weight_bytes, x.output_bytes) for x in chain.layers])
     plain = partition(chain, Cluster(devices, bandwidth))
     in_bytes = partition(bytes_, Cluster(devices, bandwidth * factor))
     in_seconds = partition(seconds, Cluster(devices, bandwidth / factor))
@@ -267,4 +270,5 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_planners_need_no_torch():
     code = 'import sys, fewgpu.planner; assert "torch" not in sys.modules'
-    subprocess.run([sys.executable, '-c', code], check=True, timeout=60, env={'PYTHONPATH': ':'.join(sys.path)})
+    subprocess.run([sys.executable, '-c', code], check=True, timeout=60,
+                   env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})

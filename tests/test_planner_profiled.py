@@ -16,7 +16,8 @@ def test_its_bytes_are_those_of_the_layers(widths, rows):
     model = nn.Sequential(*[nn.Linear(a, b) for a, b in zip(widths, widths[1:])])
     before = {name: value.clone() for name, value in model.state_dict().items()}
     chain = profile(model, torch.rand(rows, widths[0]), timeout=0.0, device='cpu')
-    assert [layer.weight_bytes for layer in chain.layers] == [4 * (a * b + b) for a, b in zip(widths, widths[1:])]
+    assert [layer.weight_bytes for layer in chain.layers] == [
+        4 * (a * b + b) for a, b in zip(widths, widths[1:])]
     assert [layer.output_bytes for layer in chain.layers] == [4 * rows * width for width in widths[1:]]
     assert all(layer.seconds > 0 for layer in chain.layers)
     assert [layer.name for layer in chain.layers] == [name for name, _ in model.named_children()]

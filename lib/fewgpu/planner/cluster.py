@@ -27,10 +27,11 @@ class Cluster:
             if not isinstance(count, int) or count < (name == 'devices'):
                 raise ValueError(f'{name} is a whole number{" above 0" * (name == "devices")}, not {count!r}')
         if self.per_server and self.devices % self.per_server:
-            raise ValueError(f'{self.devices} devices do not fill servers of {self.per_server}: name whole servers')
+            raise ValueError(f'{self.devices} devices do not fill servers of {self.per_server}: '
+                             'name whole servers')
         if not self.bandwidth > 0.0 or not self.between >= 0.0:   # (a NaN compares false)
-            raise ValueError(f'a link carries more than 0 bytes a second, not {self.bandwidth} inside a server '
-                             f'and {self.between} between servers')
+            raise ValueError('a link carries more than 0 bytes a second, not '
+                             f'{self.bandwidth} inside a server and {self.between} between servers')
         if not self.memory > 0.0:
             raise ValueError(f'a device has more than 0 bytes of memory, not {self.memory}')
 

@@ -34,14 +34,15 @@ class Cuts:
 
     def __init__(self, layers: int, machines: int, prices: Prices, links: Sequence[float]) -> None:
         self._layers, self._prices = layers, prices
-        # least[m][i]: of layers i.. on exactly m machines. tails[m][j]: of what follows a stage that ends at j.
+        # least[m][i]: of layers i.. on exactly m machines. tails[m][j]: of what follows a stage up to j.
         self._least = [[inf] * layers for _ in range(machines + 1)]
         self._tails = [[inf] * layers for _ in range(machines + 1)]
         self._tails[0][-1] = 0.0
         for first in reversed(range(layers)):
             tails = [tail[first:] for tail in self._tails]
             for m in range(1, machines + 1):
-                least = min(min(map(max, prices(first, r, m), tails[m - r]), default=inf) for r in range(1, m + 1))
+                least = min(min(map(max, prices(first, r, m), tails[m - r]), default=inf)
+                            for r in range(1, m + 1))
                 self._least[m][first] = least
                 if first:
                     self._tails[m][first - 1] = max(links[first - 1], least)

@@ -18,7 +18,7 @@ of one device are the flat form with the slow links.
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil, gcd, inf
+from math import ceil, inf
 
 from fewgpu.planner.chain import Chain
 from fewgpu.planner.cluster import Cluster
@@ -29,9 +29,9 @@ from fewgpu.planner.cuts import Cuts
 class Stage:
     """Layers first to last, on so many devices in all, spread over so many servers.
 
-    compute, sync, link: seconds a mini-batch that its devices compute, exchange gradients of weights, and that
-    the link behind it is busy; of replicas, one mini-batch's share. in_flight: mini-batches a replica has begun
-    and not finished, each with a weight version and its activations; memory: bytes of these.
+    compute, sync, link: seconds a mini-batch that its devices compute, exchange gradients of weights, and
+    that the link behind it is busy; of replicas, one mini-batch's share. in_flight: mini-batches a replica
+    has begun and not finished, each with a weight version and its activations; memory: bytes of these.
     """
 
     first: int
@@ -105,7 +105,8 @@ def partition(chain: Chain, cluster: Cluster, *, use_all: bool = True) -> Partit
     """
     if cluster.servers == 1:
         inside = _inside(chain, cluster, len(chain) - 1, 0, 1)
-        groups = [(1, [cut[:3] for cut in inside.stages(0, use_all)])] if inside.best(0, use_all)[0] < inf else []
+        fits = inside.best(0, use_all)[0] < inf
+        groups = [(1, [cut[:3] for cut in inside.stages(0, use_all)])] if fits else []
     else:
         groups = _over_servers(chain, cluster, use_all)
     if not groups:
@@ -182,9 +183,8 @@ def _over_servers(chain: Chain, cluster: Cluster, use_all: bool) -> list[Group]:
     known: dict[tuple[int, int, int], Cuts] = {}
 
     def inside(last: int, servers: int, to_the_end: int) -> Cuts:
-        behind = (to_the_end - servers) * cluster.in_a_server if cluster.memory < inf else 0
-        shared = gcd(behind, servers) if cluster.memory < inf else servers   # their ratio is all that matters
-        key = last, behind // shared, servers // shared
+        behind = (to_the_end - servers) * cluster.in_a_server
+        key = (last, behind, servers) if cluster.memory < inf else (last, 0, 1)   # else they do not matter
         if key not in known:
             known[key] = _inside(chain, cluster, *key)
         return known[key]
@@ -198,13 +198,16 @@ def _over_servers(chain: Chain, cluster: Cluster, use_all: bool) -> list[Group]:
     outside = Cuts(len(chain), cluster.servers, prices, links)
     if outside.best(0, use_all)[0] == inf:
         return []
-    return [(cut.replicas, [part[:3] for part in inside(cut.last, cut.replicas, cut.machines).stages(cut.first, use_all)])
-            for cut in outside.stages(0, use_all)]
+    groups = []
+    for cut in outside.stages(0, use_all):
+        parts = inside(cut.last, cut.replicas, cut.machines).stages(cut.first, use_all)
+        groups.append((cut.replicas, [part[:3] for part in parts]))
+    return groups
 
 
 def _too_large(chain: Chain, cluster: Cluster) -> str:
     layer = max(range(len(chain)), key=lambda one: chain.stash_bytes(one, one))
-    return (f'no partition of {len(chain)} layers over {cluster.devices} devices fits in {cluster.memory:.3g} bytes '
-            f'each (layer {layer}, {chain.layers[layer].name}, needs {chain.stash_bytes(layer, layer):.3g} for one '
-            'mini-batch in flight): give devices more memory, profile a smaller mini-batch, or leave devices idle '
-            'with use_all=False')
+    return (f'no partition of {len(chain)} layers over {cluster.devices} devices fits in {cluster.memory:.3g} '
+            f'bytes each (layer {layer}, {chain.layers[layer].name}, needs {chain.stash_bytes(layer, layer):.3g} '
+            'for one mini-batch in flight): give devices more memory, profile a smaller mini-batch, or leave '
+            'devices idle with use_all=False')

@@ -9,7 +9,8 @@ from fewgpu.balance.sandbox import AnyDevice
 from fewgpu.planner.chain import Chain, Layer
 
 
-def profile(module: nn.Sequential, sample: Any, *, timeout: float = 1.0, device: AnyDevice | None = None) -> Chain:
+def profile(module: nn.Sequential, sample: Any, *, timeout: float = 1.0,
+            device: AnyDevice | None = None) -> Chain:
     """Measure forward and backward, weights and outputs of every layer, and leave everything as it was.
 
     `sample` is an input of as many rows as a mini-batch has. Arguments and errors are those of
