@@ -99,8 +99,8 @@ def test_no_partition_of_a_flat_cluster_is_faster(chain, devices, bandwidth, mem
 
 
 @settings(max_examples=250)
-@given(layers.map(lambda few: Chain(few[:4])), st.sampled_from([(2, 2), (2, 3), (3, 1), (3, 2), (4, 2)]), bandwidths,
-       bandwidths, memories, st.booleans())
+@given(layers.map(lambda few: Chain(few[:4])),
+       st.sampled_from([(2, 2), (2, 3), (3, 1), (3, 2), (4, 2)]), bandwidths, bandwidths, memories, st.booleans())
 def test_no_partition_over_servers_is_faster(chain, shape, inside, between, memory, use_all):
     servers, size = shape
     check(chain, Cluster(servers * size, inside, size, between, memory), use_all)
@@ -157,7 +157,8 @@ def test_units_do_not_matter(chain, devices, bandwidth, factor):
     # Powers of two: scaling is exact, and so must be the choice among ties.
     bytes_ = Chain([Layer('layer', x.seconds, x.weight_bytes * factor, x.output_bytes * factor)
                     for x in chain.layers])
-    seconds = Chain([Layer('layer', x.seconds * factor, x.weight_bytes, x.output_bytes) for x in chain.layers])
+    seconds = Chain([Layer('layer', x.seconds * factor, x.weight_bytes, x.output_bytes)
+                     for x in chain.layers])
     plain = partition(chain, Cluster(devices, bandwidth))
     in_bytes = partition(bytes_, Cluster(devices, bandwidth * factor))
     in_seconds = partition(seconds, Cluster(devices, bandwidth / factor))

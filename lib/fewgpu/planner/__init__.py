@@ -13,6 +13,7 @@ depth, micro-batch and recompute. `planner.profiled` measures the chain of a mod
 from fewgpu.planner.chain import Chain, Layer, vgg16_chain
 from fewgpu.planner.cluster import Cluster
 from fewgpu.planner.partitioner import Partition, Stage, data_parallel, partition
+from fewgpu.planner.two_bw import Block, Setting, settings
 
-__all__ = ['Chain', 'Cluster', 'Layer', 'Partition', 'Stage', 'data_parallel', 'partition',
-           'vgg16_chain']
+__all__ = ['Block', 'Chain', 'Cluster', 'Layer', 'Partition', 'Setting', 'Stage', 'data_parallel', 'partition',
+           'settings', 'vgg16_chain']

@@ -49,12 +49,15 @@ class Cuts:
 
     def best(self, first: int, use_all: bool) -> tuple[float, int]:
         """The least price of layers first.., and on how many machines; inf if there is no way."""
-        counts = range(len(self._least) - 1, 0, -1) if not use_all else [len(self._least) - 1]
-        return min((self._least[m][first], m) for m in counts)
+        most = len(self._least) - 1
+        return min((self._least[m][first], m) for m in range(most if use_all else 1, most + 1))
 
-    def stages(self, first: int, use_all: bool) -> Iterator[Cut]:
-        """One of the best ways, from the front: of equally good ones the one with the longest next stage."""
-        bound, m = self.best(first, use_all)
+    def stages(self, first: int, m: int) -> Iterator[Cut]:
+        """One of the best ways for layers first.. on exactly m machines; there must be one.
+
+        From the front: of equally good ones the one with the longest next stage.
+        """
+        bound = self._least[m][first]
         while first < self._layers:
             last, _, r = max((first + longer, -price, r) for r in range(1, m + 1)
                              for longer, (price, rest) in enumerate(zip(self._prices(first, r, m),

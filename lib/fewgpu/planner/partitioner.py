@@ -105,8 +105,8 @@ def partition(chain: Chain, cluster: Cluster, *, use_all: bool = True) -> Partit
     """
     if cluster.servers == 1:
         inside = _inside(chain, cluster, len(chain) - 1, 0, 1)
-        fits = inside.best(0, use_all)[0] < inf
-        groups = [(1, [cut[:3] for cut in inside.stages(0, use_all)])] if fits else []
+        seconds, used = inside.best(0, use_all)
+        groups = [(1, [cut[:3] for cut in inside.stages(0, used)])] if seconds < inf else []
     else:
         groups = _over_servers(chain, cluster, use_all)
     if not groups:
@@ -196,18 +196,19 @@ def _over_servers(chain: Chain, cluster: Cluster, use_all: bool) -> list[Group]:
 
     links = [_link(chain, last, cluster.outside) for last in range(len(chain) - 1)]
     outside = Cuts(len(chain), cluster.servers, prices, links)
-    if outside.best(0, use_all)[0] == inf:
-        return []
+    seconds, used = outside.best(0, use_all)
     groups = []
-    for cut in outside.stages(0, use_all):
-        parts = inside(cut.last, cut.replicas, cut.machines).stages(cut.first, use_all)
+    for cut in outside.stages(0, used) if seconds < inf else ():
+        cuts = inside(cut.last, cut.replicas, cut.machines)
+        parts = cuts.stages(cut.first, cuts.best(cut.first, use_all)[1])
         groups.append((cut.replicas, [part[:3] for part in parts]))
     return groups
 
 
 def _too_large(chain: Chain, cluster: Cluster) -> str:
     layer = max(range(len(chain)), key=lambda one: chain.stash_bytes(one, one))
-    return (f'no partition of {len(chain)} layers over {cluster.devices} devices fits in {cluster.memory:.3g} '
-            f'bytes each (layer {layer}, {chain.layers[layer].name}, needs {chain.stash_bytes(layer, layer):.3g} '
-            'for one mini-batch in flight): give devices more memory, profile a smaller mini-batch, or leave '
-            'devices idle with use_all=False')
+    needs = f'{chain.stash_bytes(layer, layer):.3g}'
+    return (f'no partition of {len(chain)} layers over {cluster.devices} devices fits in '
+            f'{cluster.memory:.3g} bytes each (layer {layer}, {chain.layers[layer].name}, needs {needs} for one '
+            'mini-batch in flight): give devices more memory, profile a smaller mini-batch, or leave devices '
+            'idle with use_all=False')
