@@ -100,7 +100,8 @@ def test_no_partition_of_a_flat_cluster_is_faster(chain, devices, bandwidth, mem
 
 @settings(max_examples=250)
 @given(layers.map(lambda few: Chain(few[:4])),
-       st.sampled_from([(2, 2), (2, 3), (3, 1), (3, 2), (4, 2)]), bandwidths, bandwidths, memories, st.booleans())
+       st.sampled_from([(2, 2), (2, 3), (3, 1), (3, 2), (4, 2)]), bandwidths, bandwidths, memories,
+       st.booleans())
 def test_no_partition_over_servers_is_faster(chain, shape, inside, between, memory, use_all):
     servers, size = shape
     check(chain, Cluster(servers * size, inside, size, between, memory), use_all)

@@ -20,7 +20,8 @@ def blocks(draw):
 
 models = st.lists(blocks(), min_size=1, max_size=5)
 equal = st.builds(lambda block, count: [block] * count, blocks(), st.integers(1, 6))
-clusters = st.builds(lambda shape, fast, slow, memory: Cluster(math.prod(shape), fast, shape[1], slow, memory),
+clusters = st.builds(lambda shape, fast, slow, memory: Cluster(math.prod(shape), fast, shape[1], slow,
+                                                               memory),
                      st.sampled_from([(1, 4), (2, 2), (3, 2), (2, 1)]), st.sampled_from([2.0, 8.0, math.inf]),
                      st.sampled_from([0.5, 2.0]), st.one_of(st.just(math.inf), st.integers(20, 600)))
 batches = st.sampled_from([1, 4, 6, 8, 12, 24])
@@ -73,7 +74,8 @@ def test_it_lists_every_setting_once_at_the_price_of_the_formulas(model, cluster
         assert one.throughput == pytest.approx(one.width * one.micro_batch / seconds)
         assert one.micro_batches * one.width * one.micro_batch == batch and sum(one.balance) == len(model)
         assert one.g == pytest.approx(batch / (one.width * one.depth * one.micro_batch))
-        assert bool(one.dropped) == (memory > cluster.memory or one.pipelined and one.micro_batches < one.depth)
+        idle = one.pipelined and one.micro_batches < one.depth
+        assert bool(one.dropped) == (memory > cluster.memory or idle)
         slowest = balanced(model, one.depth, one.micro_batch)
         stops = [sum(one.balance[:i]) for i in range(one.depth + 1)]
         assert slowest == max(sum(block.seconds(one.micro_batch) for block in model[a:z])
@@ -114,7 +116,8 @@ def test_recompute_wins_only_where_the_same_without_it_does_not_fit(model, clust
     if found[0].dropped or not found[0].recompute:
         return
     first = found[0]
-    twin, = [one for one in found if not one.recompute and (one.width, one.depth, one.micro_batch, one.pipelined)
+    twin, = [one for one in found if not one.recompute
+             and (one.width, one.depth, one.micro_batch, one.pipelined)
              == (first.width, first.depth, first.micro_batch, first.pipelined)]
     assert twin.dropped.startswith('needs')
 
@@ -133,7 +136,8 @@ def test_seconds_may_come_from_a_table():
 
 @pytest.mark.parametrize('model, batch, micro_batches, sentence', [
     ([], 1, (1,), '0 blocks'), ([Block(lambda b: b, 0, 0, 0)], 0, (1,), 'batch 0'),
-    ([Block(lambda b: b, 0, 0, 0)], 1, (), 'micro-batches'), ([Block(lambda b: b, 0, 0, 0)], 1, (0, 1), 'micro-b'),
+    ([Block(lambda b: b, 0, 0, 0)], 1, (), 'micro-batches'),
+    ([Block(lambda b: b, 0, 0, 0)], 1, (0, 1), 'micro-b'),
     ([Block(lambda b: math.nan, 0, 0, 0)], 1, (1,), 'not nan'),
     ([Block(lambda b: -1.0, 0, 0, 0)], 1, (1,), 'at least 0 seconds for a micro-batch of 1, not -1')])
 def test_odd_plans_are_refused(model, batch, micro_batches, sentence):

@@ -15,5 +15,5 @@ from fewgpu.planner.cluster import Cluster
 from fewgpu.planner.partitioner import Partition, Stage, data_parallel, partition
 from fewgpu.planner.two_bw import Block, Setting, settings
 
-__all__ = ['Block', 'Chain', 'Cluster', 'Layer', 'Partition', 'Setting', 'Stage', 'data_parallel', 'partition',
-           'settings', 'vgg16_chain']
+__all__ = ['Block', 'Chain', 'Cluster', 'Layer', 'Partition', 'Setting', 'Stage', 'data_parallel',
+           'partition', 'settings', 'vgg16_chain']

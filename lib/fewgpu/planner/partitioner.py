@@ -209,6 +209,6 @@ def _too_large(chain: Chain, cluster: Cluster) -> str:
     layer = max(range(len(chain)), key=lambda one: chain.stash_bytes(one, one))
     needs = f'{chain.stash_bytes(layer, layer):.3g}'
     return (f'no partition of {len(chain)} layers over {cluster.devices} devices fits in '
-            f'{cluster.memory:.3g} bytes each (layer {layer}, {chain.layers[layer].name}, needs {needs} for one '
-            'mini-batch in flight): give devices more memory, profile a smaller mini-batch, or leave devices '
-            'idle with use_all=False')
+            f'{cluster.memory:.3g} bytes each (layer {layer}, {chain.layers[layer].name}, needs {needs} '
+            'for one mini-batch in flight): give devices more memory, profile a smaller mini-batch, or leave '
+            'devices idle with use_all=False')

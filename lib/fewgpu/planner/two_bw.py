@@ -1,7 +1,7 @@
 """PipeDream-2BW's planner: how wide, how deep, which micro-batch, with recompute or not.
 
 Every width w (replicas), depth d (stages) with w d <= devices, and micro-batch b is priced by the formulas of
-arXiv 2006.09503, section 4 and appendix A, for a stage i with weights W_i, activations A_i(b) and inputs I_i(b):
+arXiv 2006.09503, section 4 and appendix A, for stage i with weights W_i, activations A_i(b), inputs I_i(b):
 
     pipelining      t = max_i max( T_comp_i + T_comm_i, T_sync_i / m )        m = B / (w b), at least d
     no pipelining   t = sum_i max( T_comp_i + T_comm_i, T_sync_i / m )        throughput = w b / t
@@ -88,8 +88,9 @@ def settings(blocks: Sequence[Block], cluster: Cluster, batch: int, *,
     """
     micro_batches = sorted(set(micro_batches))
     if not blocks or batch < 1 or not micro_batches or micro_batches[0] < 1:
-        raise ValueError('a plan takes at least one block, a batch of at least one row, and micro-batches of at '
-                         f'least one row, not {len(blocks)} blocks, batch {batch}, micro-batches {micro_batches}')
+        raise ValueError('a plan takes at least one block, a batch of at least one row, and micro-batches of '
+                         f'at least one row, not {len(blocks)} blocks, batch {batch}, micro-batches '
+                         f'{micro_batches}')
     found = [setting for b in micro_batches for setting in _of_micro_batch(blocks, cluster, batch, b)]
     return sorted(found, key=lambda one: (bool(one.dropped), -one.throughput, one.recompute, one.depth,
                                           one.width, one.micro_batch, one.pipelined))
@@ -112,12 +113,13 @@ def _of_micro_batch(blocks: Sequence[Block], cluster: Cluster, batch: int, b: in
 
 
 def _cuts(seconds: Sequence[float], deepest: int) -> list[list[int]]:
-    """For each number of stages, the balance whose slowest stage is fastest (partitioner without replicas)."""
+    """For each number of stages, the balance whose slowest stage is fastest (no replicas)."""
     sums = [[sum(seconds[first:end]) for end in range(first + 1, len(seconds) + 1)]
             for first in range(len(seconds))]
     cuts = Cuts(len(seconds), deepest, lambda first, replicas, _: sums[first] if replicas == 1 else [],
                 [0.0] * len(seconds))
-    return [[], *([cut.last - cut.first + 1 for cut in cuts.stages(0, depth)] for depth in range(1, deepest + 1))]
+    return [[], *([cut.last - cut.first + 1 for cut in cuts.stages(0, depth)]
+                  for depth in range(1, deepest + 1))]
 
 
 def _stages(balance: Sequence[int], blocks: int) -> list[range]:
@@ -135,10 +137,8 @@ def _priced(blocks: Sequence[Block], seconds: Sequence[float], cluster: Cluster,
         compute = sum(seconds[i] for i in stage) * (RECOMPUTE if recompute else 1.0)
         sync = 2 * (width - 1) / width * weights / _bandwidth(cluster, width)
         times.append(max(compute + 2 * crossing / _bandwidth(cluster, depth), sync / m))
-        activations = b * sum(blocks[i].activation_bytes for i in stage)
-        in_flight = depth if pipelined else 1
-        memory = max(memory, weights * (2 if pipelined else 1) + sum(blocks[i].state_bytes for i in stage)
-                     + activations * (1 if recompute else in_flight) + in_flight * b * blocks[stage.start].input_bytes)
+        memory = max(memory, _memory([blocks[i] for i in stage], b, depth if pipelined else 1, recompute,
+                                     versions=2 if pipelined else 1))
     time = max(times) if pipelined else sum(times)
     dropped = ''
     if pipelined and m < depth:
@@ -147,6 +147,12 @@ def _priced(blocks: Sequence[Block], seconds: Sequence[float], cluster: Cluster,
         dropped = f'needs {memory:.3g} bytes a device, which has {cluster.memory:.3g}'
     return Setting(width, depth, b, recompute, pipelined, m, tuple(map(len, stages)), time,
                    width * b / time if time else float('inf'), memory, dropped)
+
+
+def _memory(stage: Sequence[Block], b: int, in_flight: int, recompute: bool, versions: int) -> float:
+    fixed = sum(versions * block.weight_bytes + block.state_bytes for block in stage)
+    activations = b * sum(block.activation_bytes for block in stage)
+    return fixed + activations * (1 if recompute else in_flight) + in_flight * b * stage[0].input_bytes
 
 
 def _bandwidth(cluster: Cluster, size: int) -> float:
