@@ -223,6 +223,7 @@ def _picture(plans: dict[str, dict[int, list[Setting]]], rates: dict[str, dict[s
     layers = {kind: row for kind, row in rates['3.8B'].items() if not kind.startswith('tensors')}
     plot.lines({kind: (BATCHES, [rate or None for rate in row]) for kind, row in layers.items()}, left,
                title='GPT 3.8B, 64 devices: best of each kind', x='batch', y='rows/s', log='x')
+    left.legend(loc=(0.35, 0.24), ncols=2, frameon=False, fontsize=8, handlelength=3.2)   # where no line runs
     curves = {f'{name}{", recompute" * recompute}': _by_depth(by_batch[BATCHES[-1]], recompute)
               for name, by_batch in plans.items() for recompute in (False, True)}
     plot.lines({name: (list(curve), list(curve.values())) for name, curve in curves.items() if curve}, right,
