@@ -23,15 +23,16 @@ import torch
 from torch import nn
 
 from fewgpu.context import Context
-from fewgpu.held import Held, MakeOptimizer, device_of_rank, is_distributed, verify_alike, verify_layout
-from fewgpu.loss import LossFn, WithLoss, is_mean, target_messages, total
+from fewgpu.held import (Held, MakeOptimizer, device_of_rank, is_distributed, of_all_replicas, start_alike,
+                         verify_alike, verify_layout)
+from fewgpu.loss import LossFn, is_mean, target_messages, total
+from fewgpu.optimizer_state import load_named_state, named_state
 from fewgpu.microbatch import gather, rows_of, scatter, sizes
 from fewgpu.partition import turn_of, verify_balance, verify_devices, verify_module
-from fewgpu.run import run
-from fewgpu.schedule import Message, Schedule, activation, target
+from fewgpu.run import run, telling_who_updated
+from fewgpu.schedule import Message, Schedule, activation
 from fewgpu.schedule.named import schedule_maker
 from fewgpu.schedule.plans import Plans
-from fewgpu.stage import Stage, telling_who_updated
 from fewgpu.trace import Timeline
 from fewgpu.transport import Mailbox, refuse_devices_around
 
@@ -47,7 +48,8 @@ class Pipeline:
         module: the layers, an nn.Sequential.
         balance: layers per stage; see `fewgpu.balance`.
         schedule: a name in `fewgpu.schedule.SCHEDULES`, or a function that makes a Schedule from
-            (stages, micro-batches). With 'interleaved' there are more stages than devices.
+            (stages, micro-batches). With 'interleaved' there are more stages than devices; with
+            'gems', or partial(pipedream, replicas=(2, 1)), stages live on several, as replicas.
         chunks: micro-batches per mini-batch (fewer if there are fewer rows, which 'interleaved' and
             '2bw' refuse unless the schedule fits).
         devices: one a row of the schedule; by default the GPUs, or virtual CPU devices where there
@@ -66,6 +68,10 @@ class Pipeline:
 
     Results equal those of the plain model, trained micro-batch by micro-batch (under 'pipedream'
     and '2bw': by their rule of delayed weights, from an empty pipeline in every step).
+
+    Replicas of a stage start alike, and have the same parameters after every step; `module`,
+    `parameters()` and `state_dict()` are those of the first one in this process. Buffers, such as the
+    statistics of batch norm, stay each replica's own. `optimizers` has one a replica.
 
     A `step` that raises may have updated some stages and not others; the error says which. Raises
     TypeError for a module, optimizer or loss that cannot be cut into stages, ValueError for a
@@ -99,21 +105,19 @@ class Pipeline:
         is_mean(loss_fn)   # or raise
         verify_layout(layout, ranks and ranks.size, replicas=bool(replicas), updates=optimizer is not None)
         self._rows = [ranks.index] if ranks else [*range(len(layout.rows))]
-        self._row_of = layout.device_of
-        if ranks and devices is None:
-            devices = [device_of_rank(ranks.index)]
+        self._homes = layout.devices_of   # the rows that hold each stage
+        devices = [device_of_rank(ranks.index)] if ranks and devices is None else devices
         if ranks:
             verify_alike(ranks, module, {
                 'balance': self.balance, 'schedule': layout.name, 'chunks': chunks,
                 'checkpoint': checkpoint, 'an optimizer': optimizer is not None})
-        self._held = Held(module, self.balance, layout, self._rows, devices)
+        self._held = Held(module, self.balance, layout, self._rows, devices, loss_fn, optimizer)
         self.module, self.devices = self._held.module, self._held.devices   #: of this process
-        self.optimizers = self._held.optimizers(optimizer)   #: by stage
-        if self._last in self._held.partitions:
-            self._with_loss = WithLoss(self._held.partitions[self._last], loss_fn).to(self.devices[-1].torch)
+        self.optimizers = self._held.optimizers   #: by (row of the schedule, stage)
         self._turn = turn_of(module)
         self._names = ([f'rank {rank}' for rank in ranks.members] if ranks else
                        [device.name for device in self.devices])
+        start_alike(ranks, self._held, layout)
         if replicas:
             replicas.start_alike(self.module)
         self._latest, self._spans = layout, [[] for _ in layout.rows]   # the schedule and its spans
@@ -122,8 +126,8 @@ class Pipeline:
         """Train on one mini-batch; its loss, a tensor without a graph (on every rank).
 
         `x` are the inputs, a tensor or a nesting of tensors cut along their first dimension, and
-        `y` the targets. On ranks only the one with the first stage needs x, and the one with the
-        last stage y; the others may pass None.
+        `y` the targets. On ranks only those with the first stage need x, and those with the last
+        stage y; the others may pass None.
         """
         with self._together(), torch.enable_grad():
             rows, seed = self._agree(x)
@@ -137,7 +141,7 @@ class Pipeline:
         Without y the outputs (on ranks: where the last stage is, None elsewhere).
         """
         with self._together(), torch.no_grad():
-            modes = {part: part.training for part in self.module.modules()}
+            modes = {part: part.training for part in self.module.modules()}   # copies follow: see Held.align
             self.module.eval()
             try:
                 rows, seed = self._agree(x)
@@ -147,7 +151,7 @@ class Pipeline:
                     part.training = mode
             if y is not None:
                 return self._tell_all(values and total(values, rows, None, self.loss_fn))
-            return gather(values) if values else None
+            return gather(values) if values and self._held.holds(self._last) else None
 
     @property
     def trace(self) -> Timeline:
@@ -179,6 +183,14 @@ class Pipeline:
         own = self.module.state_dict().keys()
         self.module.load_state_dict({key: value for key, value in state.items() if key in own})
 
+    def optimizer_state(self) -> dict[str, dict[str, Any]]:
+        """What the optimizers of this process remember, by the plain model's names."""
+        return named_state(self._held.named_parameters(), self.optimizers.values())
+
+    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take the own entries out of what `optimizer_state` gave, here or with another cut."""
+        load_named_state(self._held.named_parameters(), self.optimizers.values(), state)
+
     def __reduce_ex__(self, protocol: int) -> Any:
         raise TypeError('a Pipeline is not copied or pickled: copy or save its state_dict(), and '
                         'make another Pipeline')
@@ -203,11 +215,11 @@ class Pipeline:
     def _agree(self, x: Any) -> tuple[list[int], int]:
         """The rows of every micro-batch, and the seed of the step."""
         rows = None if x is None else rows_of(x)
-        if rows is None and 0 in self._held.partitions:
+        if rows is None and self._held.holds(0):
             raise TypeError('the first stage needs the inputs: step(x, y)')
         told, seed = rows, int(torch.randint(2**62, (), dtype=torch.int64, device='cpu'))
         if self.ranks:
-            told, seed = self.ranks.tell(self._row_of[0], (rows, seed))
+            told, seed = self.ranks.tell(self._homes[0][0], (rows, seed))
         if rows not in (None, told):
             raise ValueError(f'this rank was given {rows} rows, the rank of the first stage {told}: '
                              f'every rank takes the same mini-batch')
@@ -216,35 +228,32 @@ class Pipeline:
         return sizes(told, self.chunks), seed
 
     def _execute(self, purpose: str, x: Any, y: Any, rows: list[int], seed: int) -> list[Any]:
-        """Run the schedule; what the last stage returned, a value a micro-batch, if it is here."""
+        """Run the schedule; what the last stage returned, a value a micro-batch, if it is known here."""
         whole, schedule = self._plans.of(purpose, len(rows), y is not None or purpose == 'training')
         feed: dict[Message, Any] = {}
-        if 0 in self._held.partitions:
+        if self._held.holds(0):
             feed |= {activation(0, i): part for i, part in enumerate(scatter(x, len(rows)))}
-        collect = []
-        if self._last in self._held.partitions:
+        if self._held.holds(self._last):
             feed |= target_messages(y, rows, whole, self.loss_fn)
-            collect = [activation(self._last + 1, i) for i in range(len(rows))]
+        feed = {message: value for message, value in feed.items() if whole.receiver_of(message) in self._rows}
+        own = [i for i in range(len(rows)) if whole.device_at(self._last, i) in self._rows]
         context = Context.capture(self.devices, seed)
-        stages = {s: self._stage(s, schedule).begin(context, len(rows)) for s in self._held.partitions}
+        self._held.align()
+        stages = [self._held.begin(row, schedule, context, self.replicas and self.replicas.average)
+                  for row in self._rows]
         mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(
             schedule, time_limit=self.time_limit)
         self._latest = schedule
         with telling_who_updated(stages):
-            values, self._spans = run(schedule, self._rows, self.devices, stages, feed, collect,
+            values, self._spans = run(schedule, self._rows, self.devices, stages, feed,
+                                      [activation(self._last + 1, i) for i in own],
                                       whole=whole, mailbox=mailbox)
-        return values
-
-    def _stage(self, s: int, schedule: Schedule) -> Stage:
-        takes_targets = any(op.message == target(s, 0) for op in schedule.rows[self._row_of[s]])
-        module = self._with_loss if takes_targets else self._held.partitions[s]
-        return Stage(s, module, self._held.device_of[s], self.optimizers.get(s),
-                     self.replicas and self.replicas.average)
+        return of_all_replicas(self.ranks, self._homes[self._last], dict(zip(own, values)))
 
     def _tell_all(self, loss: torch.Tensor | None) -> torch.Tensor:
-        """The loss, which the rank of the last stage has, on all ranks, and of all replicas."""
-        if self.replicas and self._last in self._held.partitions:
+        """The loss, which the first rank of the last stage has, on all ranks, and of all replicas."""
+        if self.replicas and self._held.holds(self._last):
             loss = self.replicas.loss(loss)
         if not self.ranks:
             return loss
-        return self.ranks.tell(self._row_of[self._last], loss)
+        return self.ranks.tell(self._homes[self._last][0], loss)

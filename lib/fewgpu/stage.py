@@ -18,8 +18,7 @@ shadows are handed on once for many micro-batches: to the caller's graph at the 
 (GPipe), or to the parameters and their optimizer at an update (Pipeline).
 """
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +35,9 @@ from fewgpu.recompute import Buffers, Swap, dropping_graph, recomputing
 from fewgpu.rng import Stream
 from fewgpu.split_backward import Roots, SplitBackward
 from fewgpu.weights import Gradients, Weights, accumulate, storage
+
+
+Shares = list[torch.Tensor | None]   # gradients of a stage's parameters, in their order
 
 
 @dataclass
@@ -178,13 +180,30 @@ class StageStep:
             gradients[parameter] = sum(parts[1:], parts[0]) if parts else None
         return gradients
 
+    def take_share(self) -> Shares:
+        """What has gathered since the last time, for all replicas of the stage."""
+        self.weights(self.updates)   # a replica without a forward has parameters, too
+        return [*self.take_gradients().values()]
+
+    def _add_up(self, shares: Sequence[Shares], mean: bool) -> Gradients:
+        """In their order, so that it is the same on all replicas to the last bit."""
+        gradients: Gradients = {}
+        for parameter, *parts in zip(self.weights(self.updates).shadows, *shares, strict=True):
+            parts = [part for part in parts if part is not None]
+            total = sum(parts[1:], parts[0].clone()) if parts else None   # others may still copy parts[0]
+            gradients[parameter] = total / len(shares) if mean and parts else total
+        return gradients
+
     @torch.no_grad()
-    def update(self, keep: Collection[int] = ()) -> None:
+    def update(self, keep: Collection[int] = (), shares: Sequence[Shares] | None = None, *,
+               mean: bool = False) -> None:
         """Hand the gradients to the parameters, and let the optimizer, if there is one, use them.
 
-        `keep` are the versions that are needed afterwards.
+        `keep` are the versions that are needed afterwards. If the stage lives on several devices,
+        `shares` are what each of them has taken, this one's among them: they are added up (`mean`:
+        and divided by how many they are).
         """
-        gradients = self.take_gradients()
+        gradients = self.take_gradients() if shares is None else self._add_up(shares, mean)
         if self.stage.average is not None:
             gradients = self.stage.average(gradients)
         self._versions = {version: self.weights(version) for version in keep}
@@ -216,19 +235,6 @@ class StageStep:
         if storage(tensor) in self._buffers:
             detached = detached.clone()
         return detached.requires_grad_(tensor.requires_grad)
-
-
-@contextlib.contextmanager
-def telling_who_updated(stages: dict[int, StageStep]) -> Iterator[None]:
-    """If a step ends half-way, say which weights it has changed."""
-    try:
-        yield
-    except BaseException as error:
-        done = [str(s) for s, stage in stages.items() if stage.updates]
-        if done:
-            error.add_note(f'the weights of stages {", ".join(done)} have been updated in this step, '
-                           f'those of others perhaps not: load a checkpoint before you go on')
-        raise
 
 
 def _copied(inputs: Any) -> Any:

@@ -9,12 +9,13 @@ from functools import partial
 
 from fewgpu.schedule.checks import check
 from fewgpu.schedule.counts import staleness, stashes, versions, versions_alive
+from fewgpu.schedule.gems import gems
 from fewgpu.schedule.gpipe import gpipe
 from fewgpu.schedule.grid import ScheduleError, grid
 from fewgpu.schedule.interleaved import interleaved
 from fewgpu.schedule.one_f_one_b import one_f_one_b
-from fewgpu.schedule.op import (ACTIVATION, GRADIENT, TARGET, Message, Op, activation, gradient,
-                                target)
+from fewgpu.schedule.op import (ACTIVATION, GRADIENT, SHARE, TARGET, Message, Op, activation,
+                                gradient, share, target)
 from fewgpu.schedule.passes import CHECKPOINTS, with_messages, with_recompute, with_updates
 from fewgpu.schedule.pipedream import pipedream
 from fewgpu.schedule.schedule import Schedule
@@ -29,11 +30,12 @@ SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
     'zb-h2': partial(zero_bubble, variant='H2'),
     'pipedream': pipedream,
     '2bw': two_bw,
+    'gems': gems,
 }
 """Every schedule by its name: a function of how many devices and micro-batches."""
 
-__all__ = ['ACTIVATION', 'CHECKPOINTS', 'GRADIENT', 'SCHEDULES', 'TARGET', 'Message', 'Op',
-           'Schedule', 'ScheduleError', 'activation', 'check', 'gpipe', 'gradient', 'grid',
-           'interleaved', 'one_f_one_b', 'pipedream', 'staleness', 'stashes', 'target', 'two_bw',
+__all__ = ['ACTIVATION', 'CHECKPOINTS', 'GRADIENT', 'SCHEDULES', 'SHARE', 'TARGET', 'Message', 'Op',
+           'Schedule', 'ScheduleError', 'activation', 'check', 'gems', 'gpipe', 'gradient', 'grid',
+           'interleaved', 'one_f_one_b', 'pipedream', 'share', 'staleness', 'stashes', 'target', 'two_bw',
            'versions', 'versions_alive', 'with_messages', 'with_recompute', 'with_updates',
            'zero_bubble']

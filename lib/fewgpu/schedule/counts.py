@@ -9,14 +9,16 @@ from fewgpu.schedule.schedule import Schedule
 
 
 def stashes(schedule: Schedule) -> list[int]:
-    """How many micro-batches each stage stashes at its peak, from a forward to its B or I.
+    """How many micro-batches each stage stashes at its peak, from a forward to its B or I (of several
+    devices: where it is most).
 
     GPipe m (arXiv 1811.06965, section 2.3); 1F1B min(m, n - s) for stage s of n (arXiv 1806.03377,
     section 3.2). What stays between I and W is not counted.
     """
     change = {'F': 1, 'B': -1, 'I': -1}
-    return [max(accumulate((change.get(op.kind, 0) for op in _row_of(schedule, stage)
-                            if op.stage == stage), initial=0)) for stage in range(schedule.stages)]
+    return [max(max(accumulate((change.get(op.kind, 0) for op in schedule.rows[device]
+                                if op.stage == stage), initial=0))
+                for device in schedule.devices_of[stage]) for stage in range(schedule.stages)]
 
 
 def versions(schedule: Schedule) -> dict[Op, int]:
@@ -76,7 +78,3 @@ def versions_kept(schedule: Schedule, row: Sequence[Op]) -> Iterator[tuple[int, 
         if kind == 'U':
             yield position, stage, 1 + len(schedule.needed_after(stage, updates[stage]))
             updates[stage] += 1
-
-
-def _row_of(schedule: Schedule, stage: int) -> tuple[Op, ...]:
-    return schedule.rows[schedule.device_of[stage]]

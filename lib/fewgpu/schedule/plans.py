@@ -27,7 +27,7 @@ class Plans:
         key = purpose, micro_batches, targets
         if key not in self._made:
             whole = self._make(micro_batches)
-            if whole.device_of != self.layout.device_of:
+            if whole.devices_of != self.layout.devices_of:
                 raise ValueError(f'the schedule {whole.name} puts stages on other devices for '
                                  f'{micro_batches} micro-batches than for {self._chunks}')
             whole = (whole.forwards() if purpose == 'evaluation'

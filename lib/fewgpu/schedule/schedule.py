@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fewgpu.schedule.op import Op
+from fewgpu.schedule.op import Message, Op
 
 
 WEIGHTS = ('latest', 'stashed', 'double_buffered')
@@ -15,8 +15,9 @@ WEIGHTS = ('latest', 'stashed', 'double_buffered')
 class Schedule:
     """What every device does in one step, in order.
 
-    `rows[d]` are the operations of device d. A device may hold several stages; a stage lives on
-    one device. Printed, a schedule is a grid with a row a device:
+    `rows[d]` are the operations of device d: an operation runs where its row has it. A device may hold
+    several stages, and a stage may live on several devices, its replicas, each of which runs some of
+    the micro-batches; they update together. Printed, a schedule is a grid with a row a device:
 
         device 0 | F0 F1 B1 R0 B0
         device 1 | F0 F1 B1 R0 B0
@@ -39,7 +40,9 @@ class Schedule:
     micro_batches: int
     rows: tuple[tuple[Op, ...], ...]
     weights: str = 'latest'
-    update_every: int | None = None   #: micro-batches an update; None: one update, of all
+    #: Micro-batches an update; None: one update, of all. Of a stage on r devices it is so many on each, a
+    #: round of r times as many, and the update is the mean of theirs.
+    update_every: int | None = None
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
@@ -53,8 +56,46 @@ class Schedule:
 
     @cached_property
     def device_of(self) -> dict[int, int]:
-        """The device that holds each stage."""
-        return {op.stage: device for device, row in enumerate(self.rows) for op in row}
+        """The device of each stage that lives on one."""
+        return {stage: devices[0] for stage, devices in self.devices_of.items() if len(devices) == 1}
+
+    @cached_property
+    def devices_of(self) -> dict[int, tuple[int, ...]]:
+        """The devices that hold each stage, in order."""
+        devices: dict[int, dict[int, None]] = {}
+        for device, row in enumerate(self.rows):
+            for stage in {op.stage for op in row}:
+                devices.setdefault(stage, {})[device] = None
+        return {stage: tuple(devices[stage]) for stage in sorted(devices)}
+
+    @cached_property
+    def _placed(self) -> dict[tuple[int, int], int]:
+        """Of the stages that live on several devices."""
+        return {(op.stage, op.micro_batch): device for device, row in enumerate(self.rows) for op in row
+                if op.kind != 'U' and op.message is None and op.stage not in self.device_of}
+
+    def device_at(self, stage: int, micro_batch: int) -> int | None:
+        """The device that runs a stage on a micro-batch; None if there is none (at the caller)."""
+        device = self.device_of.get(stage)
+        return self._placed.get((stage, micro_batch)) if device is None else device
+
+    def sender_of(self, message: Message) -> int | None:
+        """The device that sends a message; None: the caller."""
+        return (self.device_at(message.source, message.micro_batch) if message.sender < 0
+                else message.sender)
+
+    def receiver_of(self, message: Message) -> int | None:
+        """The device that a message is for; None: the caller."""
+        return (self.device_at(message.stage, message.micro_batch) if message.receiver < 0
+                else message.receiver)
+
+    def replicas_beside(self, stage: int, device: int) -> list[int]:
+        """The other devices that hold a stage."""
+        return [other for other in self.devices_of[stage] if other != device]
+
+    def covered(self, stage: int) -> int:
+        """How many micro-batches an update of a stage covers, on all its devices."""
+        return self.update_every * len(self.devices_of[stage]) if self.update_every else self.micro_batches
 
     @cached_property
     def _followed_by(self) -> dict[tuple[int, int], set[str]]:
@@ -106,7 +147,7 @@ class Schedule:
 
     def needed_after(self, stage: int, updates: int) -> frozenset[int]:
         """The weight versions that a stage must keep when it updates its weights, having made
-        `updates` updates before: those that operations to come will still use."""
+        `updates` updates before on that device: those that operations to come will still use."""
         return self._needed[stage, updates]
 
     @cached_property
@@ -118,8 +159,9 @@ class Schedule:
             for op in reversed(row):
                 if op.kind == 'U':
                     left[op.stage] -= 1
-                    needed[op.stage, left[op.stage]] = frozenset(
-                        version for version in later[op.stage] if version <= left[op.stage])
+                    key = op.stage, left[op.stage]   # of any of the devices that hold the stage
+                    needed[key] = needed.get(key, frozenset()) | {
+                        version for version in later[op.stage] if version <= left[op.stage]}
                 elif op.message is None:
                     later[op.stage].add(self.version(op.stage, op.micro_batch))
         return needed
