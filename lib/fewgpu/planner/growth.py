@@ -4,8 +4,9 @@
 
     communication_share(known('vgg16'), preset('v100-16'), [1, 2, 4, 8, 16])
 
-The setting of PipeDream's motivation (arXiv 1806.03377, section 2): every device has the same number of samples however many
-there are, and the more devices there are, the larger a share of a step is spent on all-reduces.
+The setting of PipeDream's motivation (arXiv 1806.03377, section 2): every device has the same number of
+samples however many there are, and the more devices there are, the larger a share of a step is spent on
+all-reduces.
 """
 
 from collections.abc import Iterable
@@ -19,11 +20,12 @@ from fewgpu.planner.ways import Setting, Task, times
 
 def communication_share(model: Model, cluster: Cluster, machines: Iterable[int], *, rows: int = 32,
                         precision: Precision = PRECISIONS['fp32'], overlap: bool = False) -> list[float]:
-    """The share of a step that all-reduces take, for each number of servers (of `cluster.per_server` devices).
+    """The share of a step that all-reduces take, for each number of servers, of `per_server` devices each.
 
-    A device has `rows` samples a step. Without `overlap` the all-reduce follows the backward, and the share is
-    A / (C + A); with it, what the backward does not hide counts: max(0, A - B) / (C + max(0, A - B)).
-    A = 2(g-1)/g S/inside + 2(k-1)/k S/between for k servers of g devices, and latencies, so that the share never falls.
+    A device has `rows` samples a step. Without `overlap` the all-reduce follows the backward, and the share
+    is A / (C + A); with it, what the backward does not hide counts: max(0, A - B) / (C + max(0, A - B)).
+    A = 2(g-1)/g S/inside + 2(k-1)/k S/between for k servers of g devices, and latencies, so that the share
+    never falls.
 
     Raises ValueError for fewer machines than one, or fewer rows.
     """

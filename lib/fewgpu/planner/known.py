@@ -1,9 +1,10 @@
 """Networks that the planner knows by name: counted from their lists of layers, without torch.
 
-Convolutional networks: what a layer stashes are the outputs of convolutions (which batch norm keeps) and of ReLUs;
-the positions that a pool remembers are left out. Transformers: Megatron's closed forms (arXiv 2104.04473, section 5.1
-and appendix; stashes: arXiv 2205.05198, remembered: 34 s h + 5 a s^2 bytes a layer and sample in mixed precision, of
-which 10 s h stay whole under tensor parallelism; in float32, twice as many, which counts masks too large).
+Convolutional networks: what a layer stashes are the outputs of convolutions (which batch norm keeps) and of
+ReLUs; the positions that a pool remembers are left out. Transformers: Megatron's closed forms (arXiv
+2104.04473, section 5.1 and appendix; stashes: arXiv 2205.05198, remembered: 34 s h + 5 a s^2 bytes a layer
+and sample in mixed precision, of which 10 s h stay whole under tensor parallelism; in float32, twice as
+many, which counts masks too large).
 """
 
 from collections.abc import Callable
@@ -45,11 +46,12 @@ def resnet50() -> Model:
         for block in range(blocks):
             first = size * 2 if block == 0 and group > 1 else size   # the 3 x 3 convolution has the stride
             out = 4 * width
-            parts = [convolution('', into, width, 1, first, norm=True), convolution('', width, width, 3, size, norm=True),
+            parts = [convolution('', into, width, 1, first, norm=True),
+                     convolution('', width, width, 3, size, norm=True),
                      convolution('', width, out, 1, size, norm=True)]
             if block == 0:
                 shortcut = convolution('', into, out, 1, size, norm=True)
-                parts.append(replace(shortcut, stash=shortcut.output))   # it ends in the sum: no ReLU of its own
+                parts.append(replace(shortcut, stash=shortcut.output))   # no ReLU of its own: it ends in the sum
             layers.append(joined(f'block {group}.{block + 1}', parts))
             into = out
     layers.append(linear('pool, linear', 2048, 1000, last=True))
@@ -99,7 +101,7 @@ def unet() -> Model:
     layers.append(replace(joined('bottom', pair(512, 1024, 32)), carried=sum(skips)))
     for level in reversed(range(4)):
         width, size = widths[level], sizes[level]
-        # 2 x 2 outputs of every input, each a product with all inputs; both halves of the pair's input are kept
+        # 2 x 2 outputs of each place, each a product with all inputs; both halves of the pair's input are kept
         up = Layer('', parameters=2 * width * width * 4 + width, flops=2.0 * 2 * width * width * size**2,
                    stash=2.0 * width * size**2, output=width * size**2)
         layers.append(replace(joined(f'up {level + 1}', [up, *pair(2 * width, width, size)]),
@@ -139,8 +141,9 @@ def bert_large() -> Model:
                  about=f'l=24, h={h}, a=16, s={s}, V={words}')
 
 
-#: By name. The sizes of gpt-175B are GPT-3's; those of gpt-2.2B and gpt-3.8B are chosen to give as many parameters
-#: as PipeDream-2BW trains (arXiv 2006.09503, which has s = 512), with layers that 8 and 16 stages share out evenly.
+#: By name. The sizes of gpt-175B are GPT-3's; those of gpt-2.2B and gpt-3.8B are chosen to give as many
+#: parameters as PipeDream-2BW trains (arXiv 2006.09503, which has s = 512), with layers that 8 and 16 stages
+#: share out evenly.
 KNOWN: dict[str, Callable[[], Model]] = {
     'alexnet': alexnet, 'vgg16': vgg16, 'resnet50': resnet50, 'unet': unet, 'bert-large': bert_large,
     'gpt-2.2B': lambda: transformer('gpt-2.2B', 48, 1920, 20, 512, 51200, batch=512,

@@ -20,7 +20,8 @@ class Layer:
     stash: numbers that one sample's forward leaves for its backward. `whole` of them are kept whole by
         every tensor-parallel rank; the others are split.
     output: numbers that one sample hands to the next layer; `carried` are those of long skips that pass it.
-    reduced: numbers of a sample that its tensor-parallel ranks all-reduce in a forward, and again in a backward.
+    reduced: numbers of a sample that its tensor-parallel ranks all-reduce in a forward, and again in a
+        backward.
     recompute: whether recompute by layers drops its stash.
     tied: parameters that it shares with the first layer: a copy of them is needed where the two are on
         different devices.
@@ -69,8 +70,9 @@ class StageSums(NamedTuple):
 class Model:
     """A network as a chain of layers.
 
-    `sample` are the numbers of an input, `batch` the samples of a mini-batch that it is usually trained with, `heads`
-    the most tensor-parallel ranks that its layers can be split among (their number divides it; 1: none).
+    `sample` are the numbers of an input, `batch` the samples of a mini-batch that it is usually trained
+    with, `heads` the most tensor-parallel ranks that its layers can be split among (their number divides
+    it; 1: none).
     """
 
     name: str
@@ -157,7 +159,7 @@ def cut(costs: list[float], stages: int) -> list[int]:
 
 
 def _fill(sums: list[float], stages: int, price: float) -> list[int] | None:
-    """The ends of stages that are filled up to a price, each with a layer at least; None if they do not do."""
+    """The ends of stages that are filled up to a price, each with a layer at least; None if it is too low."""
     layers, ends, start = len(sums) - 1, [], 0
     slack = 1e-12 * sums[-1]   # sums of the same costs in another order differ by rounding
     for left in range(stages - 1, -1, -1):

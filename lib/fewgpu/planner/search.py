@@ -1,4 +1,5 @@
-"""Every way at its best knobs, ranked: a small search over closed forms, whose size does not grow with the devices.
+"""Every way at its best knobs, ranked: a small search over closed forms, whose size does not grow with the
+devices.
 
     ranked = rank(Task(known('gpt-2.2B'), preset('v100-16', devices=64), batch=512))
     ranked[0].name, ranked[0].samples_per_second, ranked[0].memory_bytes, ranked[0].parts
@@ -64,7 +65,8 @@ def _pipeline(task: Task, schedule: str) -> Iterator[Setting]:
 
 
 def _grid(task: Task, schedule: str, tensors: list[int], least: int = 2) -> Iterator[Setting]:
-    """Tensor ranks x stages x replicas, with at least so many stages and replicas where there are devices for it."""
+    """Tensor ranks x stages x replicas, with at least so many stages and replicas where there are devices
+    for it."""
     for tensor in tensors:
         room = max(1, task.cluster.devices // tensor)
         for stages in stage_counts(task, room):
@@ -120,7 +122,7 @@ def best(way: str, task: Task) -> Prediction:
     knobs, predict = WAYS[way]
     found = [predict(way, task, setting) for setting in knobs(task)]
     if not found:
-        raise ValueError(f'{way} has more stages and replicas than there are samples: take a batch above {task.batch}')
+        raise ValueError(f'{way} needs more samples than stages and replicas: take a batch above {task.batch}')
     return _best(found)
 
 
@@ -140,8 +142,8 @@ def _with_most_devices(one: Prediction) -> Prediction:
 
 
 def ways_for(task: Task) -> list[str]:
-    """Those that the task can take: layers are split among tensor ranks by their heads, and each replica, and each stage
-    under 2BW, needs a sample."""
+    """Those that the task can take: layers are split among tensor ranks by their heads, and each replica,
+    and each stage under 2BW, needs a sample."""
     return [way for way, (knobs, _) in WAYS.items()
             if (task.model.heads > 1 or not way.startswith('tensor')) and any(True for _ in knobs(task))]
 

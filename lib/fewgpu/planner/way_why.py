@@ -70,7 +70,8 @@ def _unused(one: Prediction, fuller: Prediction) -> str:
 def _does_not_fit(one: Prediction) -> str:
     cluster = one.task.cluster
     if one.memory_bytes <= cluster.memory:
-        return f'a server would have to keep {amount(one.host)} of model states, and its disks have {amount(cluster.disk_memory)}'
+        return (f'a server would have to keep {amount(one.host)} of model states, and its disks have '
+                f'{amount(cluster.disk_memory)}')
     parts = sorted(one.memory, key=one.memory.get, reverse=True)[:2]
     filled = ' and '.join(f'{amount(one.memory[part])} {part}' for part in parts)
     return f'lacks {amount(one.memory_bytes - cluster.memory)} a device even at its most frugal: {filled}'

@@ -11,8 +11,8 @@ def predict(name: str, task: Task, setting: Setting) -> Prediction:
     """A step of ZeRO's stage 1, 2 or 3, whose ranks each have the layers of the whole model.
 
     What is sent, in numbers a rank and step, for P parameters and m micro-batches:
-    stages 1 and 2 reduce-scatter gradients and all-gather weights, 2 P, as data parallelism does (stage 2 reduces
-    after every micro-batch: (m+1) P); stage 3 gathers weights for each forward and backward: 3 P m.
+    stages 1 and 2 reduce-scatter gradients and all-gather weights, 2 P, as data parallelism does (stage 2
+    reduces after every micro-batch: (m+1) P); stage 3 gathers weights for each forward and backward: 3 P m.
     A reduce-scatter hides behind a micro-batch's backward, a gather behind the pass that it is for.
     """
     if setting.offload:
@@ -36,10 +36,11 @@ def predict(name: str, task: Task, setting: Setting) -> Prediction:
 def _offload(name: str, task: Task, setting: Setting) -> Prediction:
     """ZeRO-3 with all model states in the memory of hosts or, if that is too small, on disks.
 
-    Every device reads its slice of the weights over its own link, twice a micro-batch, and writes its slice of the
-    gradients; slices are gathered among devices. A three-stage prefetch lets compute, network, host link and disk
-    go on at the same time: a micro-batch takes as long as the slowest of them. Hosts update afterwards: they read and
-    write all states once. (ZeRO-Infinity's own formula, `efficiency`, overlaps nothing.)
+    Every device reads its slice of the weights over its own link, twice a micro-batch, and writes its slice
+    of the gradients; slices are gathered among devices. A three-stage prefetch lets compute, network, host
+    link and disk go on at the same time: a micro-batch takes as long as the slowest of them. Hosts update
+    afterwards: they read and write all states once. (ZeRO-Infinity's own formula, `efficiency`, overlaps
+    nothing.)
     """
     stage, = task.model.stages(1)
     one, chunks, cluster = times(task, setting, stage), setting.chunks(task.batch), task.cluster
@@ -67,8 +68,8 @@ def _offload(name: str, task: Task, setting: Setting) -> Prediction:
 def efficiency(intensity: float, bandwidth: float, peak: float) -> float:
     """The share of the peak that is left if nothing overlaps: ait bw / (ait bw + peak).
 
-    ZeRO-Infinity, section 4.2. Arithmetic intensity `ait` in FLOP a byte: seq bsz for parameters and gradients,
-    seq bsz / 4 for optimizer states, 24 hd ci for activation checkpoints.
+    ZeRO-Infinity, section 4.2. Arithmetic intensity `ait` in FLOP a byte: seq bsz for parameters and
+    gradients, seq bsz / 4 for optimizer states, 24 hd ci for activation checkpoints.
     """
     return intensity * bandwidth / (intensity * bandwidth + peak)
 

@@ -90,7 +90,8 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one micro-batch on a stage: forward, backward, recompute; `link`: tensor ranks' exchanges in all."""
+    """Seconds of one micro-batch on a stage: forward, backward, recompute; `link`: tensor ranks' exchanges
+    in all."""
 
     forward: float
     backward: float

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fewgpu.planner.cluster import PRESETS, Cluster, amount, parse_rate, parse_size, preset
+from fewgpu.planner.cluster import PRESETS, amount, parse_rate, parse_size, preset
 from fewgpu.planner.known import KNOWN, known
 from fewgpu.planner.model import Model
 from fewgpu.planner.search import rank
@@ -28,13 +28,14 @@ def plan(
     model: Annotated[str, typer.Option(
         help=f'{", ".join(KNOWN)}; or FILE.py:FUNCTION, which returns an nn.Sequential and a sample.')] = 'gpt-2.2B',
     gpus: Annotated[int, typer.Option(help='Devices in all.')] = 8,
-    cluster: Annotated[str, typer.Option(help=f'{", ".join(PRESETS)}: whose figures hold where none is given.')] = 'v100-16',
+    cluster: Annotated[str, typer.Option(
+        help=f'{", ".join(PRESETS)}: whose figures hold where none is given.')] = 'v100-16',
     per_server: Annotated[int | None, typer.Option(help='Devices a server.')] = None,
     memory: Annotated[str | None, typer.Option(help='Of a device, like 16GB.')] = None,
     bandwidth: Annotated[str | None, typer.Option(help=f"Of a server's network, {_RATE}.")] = None,
     inside: Annotated[str | None, typer.Option(help=f'Of a device within its server, {_RATE}.')] = None,
     latency: Annotated[float | None, typer.Option(help='Of a message, in microseconds.')] = None,
-    tflops: Annotated[float | None, typer.Option(help='Peak TFLOP/s of a device, in the precision asked for.')] = None,
+    tflops: Annotated[float | None, typer.Option(help='Peak TFLOP/s of a device, in that --precision.')] = None,
     efficiency: Annotated[float | None, typer.Option(help='The share of it that layers reach.')] = None,
     host_bandwidth: Annotated[str | None, typer.Option(help=f"Of a device's link to its host, {_RATE}.")] = None,
     host_memory: Annotated[str | None, typer.Option(help='Of a server, like 500GB.')] = None,
@@ -127,8 +128,8 @@ def assumed(task: Task) -> list[str]:
         f'of a sample; {task.batch} samples an update, {precision.name} precision with Adam '
         f'({precision.state} bytes a parameter).',
         f'{place.devices} devices of {amount(place.memory)} in {servers}; {peak / 1e12:g} TFLOP/s each, of which '
-        f'{place.efficiency:.0%} are reached; {amount(place.inside)}/s inside servers, {amount(place.between)}/s between '
-        f'them, {1e6 * place.latency:g} µs a message; {amount(place.host_bandwidth)}/s to the host.',
+        f'{place.efficiency:.0%} are reached; {amount(place.inside)}/s inside servers, {amount(place.between)}/s '
+        f'between them, {1e6 * place.latency:g} µs a message; {amount(place.host_bandwidth)}/s to the host.',
         'All-reduces and gathers hide behind the pass that they belong to as far as they can. Not counted: buffers, '
         'fragments of memory, loading of data.']
 
@@ -165,19 +166,25 @@ def described(one: Prediction) -> str:
 def to_run(one: Prediction) -> str:
     """What in the kit does it."""
     setting, chunks = one.setting, one.setting.chunks(one.task.batch)
-    if setting.tensor > 1 or setting.zero:
+    if setting.zero:
         return './workshop.py demo lists what the kit shows of it.'
-    if setting.stages == 1:
-        return ('In the kit: fewgpu.DataParallel(model), on ranks.' if setting.replicas > 1 else
-                'In the kit: exercises/mnist_pytorch.py, a plain script.')
+    if setting.devices == 1:
+        return 'In the kit: exercises/mnist_pytorch.py, a plain script.'
+    if setting.stages == setting.tensor == 1:
+        return 'In the kit: fewgpu.DataParallel(model), on ranks.'
     if setting.schedule == 'one at a time':
         return 'In the kit: fewgpu.ModelParallel(model, balance).'
     again = '' if setting.recompute == 'never' else ' --recompute always'
-    code = 'fewgpu.hybrid.hybrid' if setting.replicas > 1 else 'fewgpu.Pipeline'
-    if setting.schedule == '2bw':   # the kit's updates inside a step, where replicas do not meet
-        code = 'fewgpu.Pipeline, which has no replicas under 2bw'
-    return (f"See its schedule: ./workshop.py draw {setting.schedule} --stages {setting.stages} --chunks {chunks}{again}. "
-            f"In the kit: {code}, with schedule='{setting.schedule}', chunks={chunks}.")
+    code = f"fewgpu.Pipeline(model, balance, schedule='{setting.schedule}', chunks={chunks}, ...)"
+    if setting.schedule == '2bw' and setting.replicas > 1:
+        code += ', which has no replicas under 2bw'
+    elif setting.devices > setting.stages:
+        factors = 'x'.join(map(str, (setting.replicas, setting.stages, setting.tensor)))
+        code = (f"fewgpu.hybrid.parallelize(model, '{factors}', schedule='{setting.schedule}', chunks={chunks}, ...), "
+                f'on ranks')
+    drawn = '' if setting.stages == 1 else (f'See its schedule: ./workshop.py draw {setting.schedule} --stages '
+                                            f'{setting.stages} --chunks {chunks}{again}. ')
+    return f'{drawn}In the kit: {code}.'
 
 
 def _draw(console: Console, ranked: list[Prediction], out: Path) -> None:

@@ -72,8 +72,8 @@ def shares(fitting: list[Prediction], ax: Axes) -> None:
 
 
 def timeline(one: Prediction) -> Timeline | None:
-    """A step of the winner as the simulator sees it, of its first micro-batches if they are many; None if it is no
-    pipeline, or one with too many stages."""
+    """A step of the winner as the simulator sees it, of its first micro-batches if they are many; None if
+    it is no pipeline, or one with too many stages."""
     setting, task = one.setting, one.task
     if not 1 < setting.stages <= MOST_STAGES or setting.schedule == 'one at a time':
         return None
@@ -96,8 +96,9 @@ def costs(task: Task, one: Prediction) -> Costs:
     setting = one.setting
     stages = task.model.stages(setting.stages, setting.tensor)
     every = [times(task, setting, stage) for stage in stages]
-    message = [task.cluster.send(setting.rows * stage.crossing * task.precision.number / setting.tensor, setting.stages,
-                                 setting.tensor * setting.replicas) for stage in stages[:-1]]
+    number = setting.rows * task.precision.number / setting.tensor
+    message = [task.cluster.send(number * stage.crossing, setting.stages, setting.tensor * setting.replicas)
+               for stage in stages[:-1]]
     return Costs(F=[each.forward for each in every], B=[each.backward for each in every],
                  R=[each.again for each in every], bandwidth=1.0, message=message)   # seconds of a message
 
