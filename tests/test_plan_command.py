@@ -65,7 +65,7 @@ def test_bars_show_every_part_of_a_step_once(task):
         assert set(one.parts) <= set(shown)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(tasks)
 def test_a_drawn_step_takes_as_long_as_predicted(task):
     """Or a little less long: stages and messages that differ overlap better than the closed form says."""
@@ -78,7 +78,7 @@ def test_a_drawn_step_takes_as_long_as_predicted(task):
                 assert 0.6 * predicted < schedule.makespan < late * predicted, one
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(tasks)
 def test_the_kit_is_asked_to_draw_what_it_can(task):
     for one in rank(task):

@@ -296,6 +296,13 @@ def test_the_search_grows_with_the_logarithm_of_the_devices_at_most(devices):
     assert settings_tried <= 200 * (2 + log2(devices))**2
 
 
+def test_gpt_3_takes_about_as_many_days_as_megatron_estimates():
+    """34 days for 300 billion tokens on 1024 A100s (arXiv 2104.04473, section 5.1), where all layers are recomputed."""
+    ranked = rank(Task(known('gpt-175B'), preset('a100-80', devices=1024), 1536), stale=False)
+    days = 300e9 / 2048 / ranked[0].samples_per_second / 86400
+    assert ranked[0].name == 'tensor x 1F1B x data' and 34 * 0.75 < days < 34 * 1.25
+
+
 def test_what_does_not_fit_says_by_how_much():
     task = Task(known('gpt-2.2B'), preset('v100-16', devices=8), 512)
     one = next(one for one in rank(task) if one.name == 'data parallel')
