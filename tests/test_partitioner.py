@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewgpu.planner import Chain, Cluster, Layer, data_parallel, partition, vgg16_chain
+from fewgpu.planner import Chain, Machines, Layer, data_parallel, partition, vgg16_chain
 from fewgpu.planner.chain import read, write
 from fewgpu.planner.cuts import Cuts
 
@@ -61,33 +61,33 @@ def seconds_of(way, bandwidth, memory, behind=0, servers=1):
     return worst
 
 
-def by_trial(part, cluster, at_most):
-    size, best = cluster.in_a_server, math.inf
-    for way in ways(part, cluster.servers, at_most):
+def by_trial(part, machines, at_most):
+    size, best = machines.in_a_server, math.inf
+    for way in ways(part, machines.servers, at_most):
         worst, behind = 0.0, 0
         for number, (inner, servers) in reversed(list(enumerate(way))):
-            inside = min((seconds_of(one, cluster.bandwidth, cluster.memory, behind, servers)
+            inside = min((seconds_of(one, machines.bandwidth, machines.memory, behind, servers)
                           for one in ways(inner, size, at_most)), default=math.inf)
-            worst = max(worst, max(inside, sync(inner, servers, cluster.outside)) / servers)
+            worst = max(worst, max(inside, sync(inner, servers, machines.outside)) / servers)
             if number < len(way) - 1:
-                worst = max(worst, 2 * inner[-1].output_bytes / cluster.outside)
+                worst = max(worst, 2 * inner[-1].output_bytes / machines.outside)
             behind += servers * size
         best = min(best, worst)
     return best
 
 
-def check(chain, cluster, use_all):
-    expected = by_trial(list(chain.layers), cluster, not use_all)
+def check(chain, machines, use_all):
+    expected = by_trial(list(chain.layers), machines, not use_all)
     if expected == math.inf:
         with pytest.raises(ValueError, match='no partition of .* fits in .*: give devices more memory'):
-            partition(chain, cluster, use_all=use_all)
+            partition(chain, machines, use_all=use_all)
         return
-    found = partition(chain, cluster, use_all=use_all)
+    found = partition(chain, machines, use_all=use_all)
     assert found.slowest_seconds == pytest.approx(expected, rel=1e-12)
     assert sum(found.balance) == len(chain) and [s.first for s in found.stages[1:]] == [
         s.last + 1 for s in found.stages[:-1]]
-    assert found.devices == cluster.devices if use_all else found.devices <= cluster.devices
-    assert max(stage.memory for stage in found.stages) <= cluster.memory
+    assert found.devices == machines.devices if use_all else found.devices <= machines.devices
+    assert max(stage.memory for stage in found.stages) <= machines.memory
     assert found.noam == math.ceil(found.devices / found.stages[0].replicas)
     assert max(getattr(stage, found.bound) for stage in found.stages) == found.slowest_seconds
 
@@ -95,7 +95,7 @@ def check(chain, cluster, use_all):
 @settings(max_examples=300)
 @given(chains, st.integers(1, 5), bandwidths, memories, st.booleans())
 def test_no_partition_of_a_flat_cluster_is_faster(chain, devices, bandwidth, memory, use_all):
-    check(chain, Cluster(devices, bandwidth, memory=memory), use_all)
+    check(chain, Machines(devices, bandwidth, memory=memory), use_all)
 
 
 @settings(max_examples=250)
@@ -104,16 +104,16 @@ def test_no_partition_of_a_flat_cluster_is_faster(chain, devices, bandwidth, mem
        st.booleans())
 def test_no_partition_over_servers_is_faster(chain, shape, inside, between, memory, use_all):
     servers, size = shape
-    check(chain, Cluster(servers * size, inside, size, between, memory), use_all)
+    check(chain, Machines(servers * size, inside, size, between, memory), use_all)
 
 
 @given(chains, st.integers(1, 5), bandwidths, memories)
 def test_servers_of_one_device_are_a_flat_cluster(chain, devices, bandwidth, memory):
     outcomes = []
-    for cluster in (Cluster(devices, bandwidth, memory=memory),
-                    Cluster(devices, math.inf, 1, bandwidth, memory)):
+    for machines in (Machines(devices, bandwidth, memory=memory),
+                    Machines(devices, math.inf, 1, bandwidth, memory)):
         try:
-            found = partition(chain, cluster)
+            found = partition(chain, machines)
             outcomes.append([found.slowest_seconds, found.config, found.balance,
                              [(x.compute, x.sync, x.link, x.memory) for x in found.stages]])
         except ValueError as error:
@@ -126,18 +126,18 @@ def test_servers_of_one_device_are_a_flat_cluster(chain, devices, bandwidth, mem
     (4, 0.205520896, '3-1', 0.415072632), (8, 0.094626429, '7-1', 0.242125702),
     (16, 0.044159000, '15-1', 0.129710198)])
 def test_it_replays_the_published_chain(devices, seconds, config, parallel):
-    cluster = Cluster(devices, 1e9)
-    found = partition(vgg16_chain(), cluster)
+    machines = Machines(devices, 1e9)
+    found = partition(vgg16_chain(), machines)
     assert found.slowest_seconds == pytest.approx(seconds, abs=5e-10)
     assert found.config == config
-    assert data_parallel(vgg16_chain(), cluster).slowest_seconds == pytest.approx(parallel, abs=5.1e-10)
+    assert data_parallel(vgg16_chain(), machines).slowest_seconds == pytest.approx(parallel, abs=5.1e-10)
 
 
 @given(chains, st.integers(1, 5), bandwidths, memories)
 def test_more_machines_and_faster_links_never_hurt(chain, devices, bandwidth, memory):
     def seconds(devices, bandwidth):
         try:
-            return partition(chain, Cluster(devices, bandwidth, memory=memory), use_all=False).slowest_seconds
+            return partition(chain, Machines(devices, bandwidth, memory=memory), use_all=False).slowest_seconds
         except ValueError:
             return math.inf
     assert seconds(devices + 1, bandwidth) <= seconds(devices, bandwidth)
@@ -146,11 +146,11 @@ def test_more_machines_and_faster_links_never_hurt(chain, devices, bandwidth, me
 
 @given(chains, st.integers(1, 5), bandwidths)
 def test_it_is_never_slower_than_data_parallel_or_faster_than_perfect_sharing(chain, devices, bandwidth):
-    cluster = Cluster(devices, bandwidth)
-    seconds = partition(chain, cluster).slowest_seconds
+    machines = Machines(devices, bandwidth)
+    seconds = partition(chain, machines).slowest_seconds
     total = sum(layer.seconds for layer in chain.layers)
     assert total / devices <= seconds * (1 + 1e-12)
-    assert seconds <= data_parallel(chain, cluster).slowest_seconds
+    assert seconds <= data_parallel(chain, machines).slowest_seconds
 
 
 @given(chains, st.integers(1, 5), bandwidths, st.sampled_from([0.25, 2.0, 1024.0]))
@@ -160,9 +160,9 @@ def test_units_do_not_matter(chain, devices, bandwidth, factor):
                     for x in chain.layers])
     seconds = Chain([Layer('layer', x.seconds * factor, x.weight_bytes, x.output_bytes)
                      for x in chain.layers])
-    plain = partition(chain, Cluster(devices, bandwidth))
-    in_bytes = partition(bytes_, Cluster(devices, bandwidth * factor))
-    in_seconds = partition(seconds, Cluster(devices, bandwidth / factor))
+    plain = partition(chain, Machines(devices, bandwidth))
+    in_bytes = partition(bytes_, Machines(devices, bandwidth * factor))
+    in_seconds = partition(seconds, Machines(devices, bandwidth / factor))
     assert in_bytes.slowest_seconds == plain.slowest_seconds
     assert in_seconds.slowest_seconds == plain.slowest_seconds * factor
     assert plain.balance == in_bytes.balance == in_seconds.balance
@@ -172,18 +172,18 @@ def test_units_do_not_matter(chain, devices, bandwidth, factor):
 @given(chains, st.integers(1, 5), st.booleans())
 def test_links_for_nothing_share_the_work_perfectly(chain, devices, use_all):
     total = sum(layer.seconds for layer in chain.layers)
-    assert partition(chain, Cluster(devices, math.inf), use_all=use_all).slowest_seconds == pytest.approx(
+    assert partition(chain, Machines(devices, math.inf), use_all=use_all).slowest_seconds == pytest.approx(
         total / devices)
 
 
 @given(st.builds(Layer, st.just('only'), amounts, st.just(0), amounts), st.integers(1, 5), bandwidths)
 def test_one_layer_without_weights_is_replicated(layer, devices, bandwidth):
-    found = partition(Chain([layer]), Cluster(devices, bandwidth))
+    found = partition(Chain([layer]), Machines(devices, bandwidth))
     assert found.config == str(devices) and found.slowest_seconds == layer.seconds / devices
 
 
 def test_a_chain_that_takes_no_time_has_endless_throughput():
-    assert partition(Chain([Layer('view', 0, 0, 0)]), Cluster(1, 1.0)).throughput == math.inf
+    assert partition(Chain([Layer('view', 0, 0, 0)]), Machines(1, 1.0)).throughput == math.inf
 
 
 @given(st.integers(1, 12), st.integers(1, 8))
@@ -217,7 +217,7 @@ def test_odd_layers_are_refused(figures, sentence):
     (dict(devices=2, bandwidth=1.0, memory=0.0), 'more than 0 bytes of memory')])
 def test_odd_clusters_are_refused(settings_, sentence):
     with pytest.raises(ValueError, match=sentence):
-        Cluster(**settings_)
+        Machines(**settings_)
 
 
 def test_a_chain_has_layers():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fewgpu.planner import Cluster, partition
+from fewgpu.planner import Machines, partition
 from fewgpu.planner.profiled import profile
 
 
@@ -22,7 +22,7 @@ def test_its_bytes_are_those_of_the_layers(widths, rows):
     assert all(layer.seconds > 0 for layer in chain.layers)
     assert [layer.name for layer in chain.layers] == [name for name, _ in model.named_children()]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert sum(partition(chain, Cluster(3, 1e9)).balance) == len(model)
+    assert sum(partition(chain, Machines(3, 1e9)).balance) == len(model)
 
 
 def test_a_layer_used_twice_counts_twice():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from fewgpu.planner import Block, Cluster, settings
+from fewgpu.planner import Block, Machines, settings
 
 figures = st.integers(0, 30)
 
@@ -20,7 +20,7 @@ def blocks(draw):
 
 models = st.lists(blocks(), min_size=1, max_size=5)
 equal = st.builds(lambda block, count: [block] * count, blocks(), st.integers(1, 6))
-clusters = st.builds(lambda shape, fast, slow, memory: Cluster(math.prod(shape), fast, shape[1], slow,
+clusters = st.builds(lambda shape, fast, slow, memory: Machines(math.prod(shape), fast, shape[1], slow,
                                                                memory),
                      st.sampled_from([(1, 4), (2, 2), (3, 2), (2, 1)]), st.sampled_from([2.0, 8.0, math.inf]),
                      st.sampled_from([0.5, 2.0]), st.one_of(st.just(math.inf), st.integers(20, 600)))
@@ -35,11 +35,11 @@ def balanced(model, depth, b):
                for end in range(1, len(model) - depth + 2))
 
 
-def formulas(model, cluster, batch, one):
+def formulas(model, machines, batch, one):
     """(seconds, memory) of a setting, as the paper has them."""
     w, d, b = one.width, one.depth, one.micro_batch
-    bandwidth = {size: cluster.bandwidth if cluster.servers == 1 or size < cluster.in_a_server else
-                 cluster.outside for size in (w, d)}
+    bandwidth = {size: machines.bandwidth if machines.servers == 1 or size < machines.in_a_server else
+                 machines.outside for size in (w, d)}
     rest, times, memory = list(model), [], []
     for number, count in enumerate(one.balance):
         stage, rest = rest[:count], rest[count:]
@@ -60,59 +60,59 @@ def formulas(model, cluster, batch, one):
 
 @examples(max_examples=60)
 @given(models, clusters, batches)
-def test_it_lists_every_setting_once_at_the_price_of_the_formulas(model, cluster, batch):
-    found = settings(model, cluster, batch, micro_batches=(4, 1, 2))
+def test_it_lists_every_setting_once_at_the_price_of_the_formulas(model, machines, batch):
+    found = settings(model, machines, batch, micro_batches=(4, 1, 2))
     expected = {(w, d, b, recompute, pipelined)
-                for d in range(1, min(len(model), cluster.devices) + 1) for w in range(1, cluster.devices + 1)
-                for b in (1, 2, 4) if w * d <= cluster.devices and batch % (w * b) == 0
+                for d in range(1, min(len(model), machines.devices) + 1) for w in range(1, machines.devices + 1)
+                for b in (1, 2, 4) if w * d <= machines.devices and batch % (w * b) == 0
                 for recompute in (False, True) for pipelined in (False, True) if d > 1 or not pipelined}
     keys = [(one.width, one.depth, one.micro_batch, one.recompute, one.pipelined) for one in found]
     assert len(keys) == len(expected) and set(keys) == expected
     for one in found:
-        seconds, memory = formulas(model, cluster, batch, one)
+        seconds, memory = formulas(model, machines, batch, one)
         assert (one.seconds, one.memory) == pytest.approx((seconds, memory), rel=1e-12)
         assert one.throughput == pytest.approx(one.width * one.micro_batch / seconds)
         assert one.micro_batches * one.width * one.micro_batch == batch and sum(one.balance) == len(model)
         assert one.g == pytest.approx(batch / (one.width * one.depth * one.micro_batch))
         idle = one.pipelined and one.micro_batches < one.depth
-        assert bool(one.dropped) == (memory > cluster.memory or idle)
+        assert bool(one.dropped) == (memory > machines.memory or idle)
         slowest = balanced(model, one.depth, one.micro_batch)
         stops = [sum(one.balance[:i]) for i in range(one.depth + 1)]
         assert slowest == max(sum(block.seconds(one.micro_batch) for block in model[a:z])
                               for a, z in zip(stops, stops[1:]))
 
 
-def best(model, cluster, batch, **more):
-    first = next(iter(settings(model, cluster, batch, **more)), None)
+def best(model, machines, batch, **more):
+    first = next(iter(settings(model, machines, batch, **more)), None)
     return 0.0 if first is None or first.dropped else first.throughput
 
 
 @given(models, clusters, batches)
-def test_the_first_is_the_fastest_that_fits(model, cluster, batch):
-    found = settings(model, cluster, batch)
+def test_the_first_is_the_fastest_that_fits(model, machines, batch):
+    found = settings(model, machines, batch)
     possible = [one for one in found if not one.dropped]
     assert found[:len(possible)] == possible
     assert [one.throughput for one in possible] == sorted((one.throughput for one in possible), reverse=True)
-    assert all(one.memory <= cluster.memory for one in possible)
+    assert all(one.memory <= machines.memory for one in possible)
     assert all('needs' in one.dropped or 'do not fill' in one.dropped for one in found[len(possible):])
 
 
 @given(models, clusters, batches, st.sampled_from([1.1, 2, 10]))
-def test_more_memory_never_slows_it_down(model, cluster, batch, factor):
-    larger = Cluster(cluster.devices, cluster.bandwidth, cluster.per_server, cluster.between,
-                     cluster.memory * factor)
-    assert best(model, cluster, batch) <= best(model, larger, batch)
+def test_more_memory_never_slows_it_down(model, machines, batch, factor):
+    larger = Machines(machines.devices, machines.bandwidth, machines.per_server, machines.between,
+                     machines.memory * factor)
+    assert best(model, machines, batch) <= best(model, larger, batch)
 
 
 @given(models, clusters, batches, st.integers(2, 5))
-def test_a_multiple_of_the_batch_is_never_slower(model, cluster, batch, factor):
+def test_a_multiple_of_the_batch_is_never_slower(model, machines, batch, factor):
     # A multiple: every division w b m of the batch is one of it, too.
-    assert best(model, cluster, batch) <= best(model, cluster, factor * batch)
+    assert best(model, machines, batch) <= best(model, machines, factor * batch)
 
 
 @given(models, clusters, batches)
-def test_recompute_wins_only_where_the_same_without_it_does_not_fit(model, cluster, batch):
-    found = settings(model, cluster, batch)
+def test_recompute_wins_only_where_the_same_without_it_does_not_fit(model, machines, batch):
+    found = settings(model, machines, batch)
     if found[0].dropped or not found[0].recompute:
         return
     first = found[0]
@@ -123,14 +123,14 @@ def test_recompute_wins_only_where_the_same_without_it_does_not_fit(model, clust
 
 
 @given(equal, clusters, batches)
-def test_equal_blocks_are_dealt_out_evenly(model, cluster, batch):
-    for one in settings(model, cluster, batch):
+def test_equal_blocks_are_dealt_out_evenly(model, machines, batch):
+    for one in settings(model, machines, batch):
         assert max(one.balance) == -(-len(model) // one.depth)
 
 
 def test_seconds_may_come_from_a_table():
     table = {1: 2.0, 2: 3.0}
-    found = settings([Block(table.__getitem__, 0, 0, 0)], Cluster(1, 1.0), 2, micro_batches=table)
+    found = settings([Block(table.__getitem__, 0, 0, 0)], Machines(1, 1.0), 2, micro_batches=table)
     assert [one.throughput for one in found if not one.recompute] == [2 / 3, 1 / 2]
 
 
@@ -142,7 +142,7 @@ def test_seconds_may_come_from_a_table():
     ([Block(lambda b: -1.0, 0, 0, 0)], 1, (1,), 'at least 0 seconds for a micro-batch of 1, not -1')])
 def test_odd_plans_are_refused(model, batch, micro_batches, sentence):
     with pytest.raises(ValueError, match=sentence):
-        settings(model, Cluster(2, 1.0), batch, micro_batches=micro_batches)
+        settings(model, Machines(2, 1.0), batch, micro_batches=micro_batches)
 
 
 @pytest.mark.parametrize('figures_', [(-1, 0, 0), (0, math.nan, 0), (0, 0, math.inf), (0, 0, 0, -1)])

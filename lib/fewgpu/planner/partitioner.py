@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 
 from fewgpu.planner.chain import Chain
-from fewgpu.planner.cluster import Cluster
+from fewgpu.planner.machines import Machines
 from fewgpu.planner.cuts import Cuts
 
 
@@ -94,32 +94,32 @@ class Partition:
 Group = tuple[int, Sequence[tuple[int, int, int]]]
 
 
-def partition(chain: Chain, cluster: Cluster, *, use_all: bool = True) -> Partition:
+def partition(chain: Chain, machines: Machines, *, use_all: bool = True) -> Partition:
     """The partition whose slowest stage or link is fastest; ties are broken towards long first stages.
 
     A stage fits if every mini-batch in flight, ceil(devices from this stage to the end / its replicas), has
-    its weight version and activations in cluster.memory. `use_all=False` may leave devices idle; then all
+    its weight version and activations in machines.memory. `use_all=False` may leave devices idle; then all
     devices of servers behind a stage count for what is in flight.
 
     Raises ValueError, a sentence, if no partition fits. Under a second for 40 layers and 16 devices.
     """
-    if cluster.servers == 1:
-        inside = _inside(chain, cluster, len(chain) - 1, 0, 1)
+    if machines.servers == 1:
+        inside = _inside(chain, machines, len(chain) - 1, 0, 1)
         seconds, used = inside.best(0, use_all)
         groups = [(1, [cut[:3] for cut in inside.stages(0, used)])] if seconds < inf else []
     else:
-        groups = _over_servers(chain, cluster, use_all)
+        groups = _over_servers(chain, machines, use_all)
     if not groups:
-        raise ValueError(_too_large(chain, cluster))
-    return price(chain, cluster, groups)
+        raise ValueError(_too_large(chain, machines))
+    return price(chain, machines, groups)
 
 
-def data_parallel(chain: Chain, cluster: Cluster) -> Partition:
+def data_parallel(chain: Chain, machines: Machines) -> Partition:
     """All layers on every device, whatever its memory."""
-    return price(chain, cluster, [(cluster.servers, [(0, len(chain) - 1, cluster.in_a_server)])])
+    return price(chain, machines, [(machines.servers, [(0, len(chain) - 1, machines.in_a_server)])])
 
 
-def price(chain: Chain, cluster: Cluster, groups: Iterable[Group]) -> Partition:
+def price(chain: Chain, machines: Machines, groups: Iterable[Group]) -> Partition:
     """What a given partition costs. (Its stages must cover the chain, in order; its memory is not checked.)
 
     One server: a single group (1, [(first, last, replicas), ...]).
@@ -127,16 +127,16 @@ def price(chain: Chain, cluster: Cluster, groups: Iterable[Group]) -> Partition:
     stages: list[Stage] = []
     behind = 0   # devices of the groups that follow; from the end, for what is in flight hangs on them
     for servers, parts in reversed(list(groups)):
-        outside = _sync(chain.weight_bytes(parts[0][0], parts[-1][1]), servers, cluster.outside)
+        outside = _sync(chain.weight_bytes(parts[0][0], parts[-1][1]), servers, machines.outside)
         inside = 0
         for first, last, replicas in reversed(parts):
             inside += replicas
             ends, leaves = last == len(chain) - 1, (first, last, replicas) == tuple(parts[-1])
-            link = 0.0 if ends else _link(chain, last, cluster.outside if leaves else cluster.bandwidth)
+            link = 0.0 if ends else _link(chain, last, machines.outside if leaves else machines.bandwidth)
             begun = _in_flight(behind, servers, inside, replicas)
             stages.append(Stage(
                 first, last, servers * replicas, servers, chain.seconds(first, last) / replicas / servers,
-                max(_sync(chain.weight_bytes(first, last), replicas, cluster.bandwidth) / servers, outside),
+                max(_sync(chain.weight_bytes(first, last), replicas, machines.bandwidth) / servers, outside),
                 link if leaves else link / servers, begun, begun * chain.stash_bytes(first, last)))
         behind += servers * inside
     return Partition(tuple(reversed(stages)))
@@ -157,7 +157,7 @@ def _in_flight(behind: int, servers: int, inside: int, replicas: int) -> int:
     return -(-(behind + servers * inside) // (servers * replicas))
 
 
-def _inside(chain: Chain, cluster: Cluster, last: int, behind: int, servers: int) -> Cuts:
+def _inside(chain: Chain, machines: Machines, last: int, behind: int, servers: int) -> Cuts:
     """Layers up to `last` within a server; there are so many equal ones, and `behind` devices after them."""
     stages: dict[tuple[int, int], list[float]] = {}
     stashes = [[chain.stash_bytes(first, end) for end in range(first, last + 1)] for first in range(last + 1)]
@@ -166,36 +166,36 @@ def _inside(chain: Chain, cluster: Cluster, last: int, behind: int, servers: int
         if (first, replicas) not in stages:
             stages[first, replicas] = [
                 max(chain.seconds(first, end) / replicas,
-                    _sync(chain.weight_bytes(first, end), replicas, cluster.bandwidth))
+                    _sync(chain.weight_bytes(first, end), replicas, machines.bandwidth))
                 for end in range(first, last + 1)]
-        if cluster.memory == inf:
+        if machines.memory == inf:
             return stages[first, replicas]
         begun = _in_flight(behind, servers, devices, replicas)
-        fit = bisect_right(stashes[first], cluster.memory, key=lambda stash: stash * begun)
+        fit = bisect_right(stashes[first], machines.memory, key=lambda stash: stash * begun)
         return stages[first, replicas][:fit]
 
-    links = [_link(chain, end, cluster.bandwidth) for end in range(last)]
-    return Cuts(last + 1, cluster.in_a_server, prices, links)
+    links = [_link(chain, end, machines.bandwidth) for end in range(last)]
+    return Cuts(last + 1, machines.in_a_server, prices, links)
 
 
-def _over_servers(chain: Chain, cluster: Cluster, use_all: bool) -> list[Group]:
+def _over_servers(chain: Chain, machines: Machines, use_all: bool) -> list[Group]:
     """The groups of the best partition; none if there is no way."""
     known: dict[tuple[int, int, int], Cuts] = {}
 
     def inside(last: int, servers: int, to_the_end: int) -> Cuts:
-        behind = (to_the_end - servers) * cluster.in_a_server
-        key = (last, behind, servers) if cluster.memory < inf else (last, 0, 1)   # else they do not matter
+        behind = (to_the_end - servers) * machines.in_a_server
+        key = (last, behind, servers) if machines.memory < inf else (last, 0, 1)   # else they do not matter
         if key not in known:
-            known[key] = _inside(chain, cluster, *key)
+            known[key] = _inside(chain, machines, *key)
         return known[key]
 
     def prices(first: int, servers: int, to_the_end: int) -> list[float]:
         return [max(inside(last, servers, to_the_end).best(first, use_all)[0] / servers,
-                    _sync(chain.weight_bytes(first, last), servers, cluster.outside))
+                    _sync(chain.weight_bytes(first, last), servers, machines.outside))
                 for last in range(first, len(chain))]
 
-    links = [_link(chain, last, cluster.outside) for last in range(len(chain) - 1)]
-    outside = Cuts(len(chain), cluster.servers, prices, links)
+    links = [_link(chain, last, machines.outside) for last in range(len(chain) - 1)]
+    outside = Cuts(len(chain), machines.servers, prices, links)
     seconds, used = outside.best(0, use_all)
     groups = []
     for cut in outside.stages(0, used) if seconds < inf else ():
@@ -205,10 +205,10 @@ def _over_servers(chain: Chain, cluster: Cluster, use_all: bool) -> list[Group]:
     return groups
 
 
-def _too_large(chain: Chain, cluster: Cluster) -> str:
+def _too_large(chain: Chain, machines: Machines) -> str:
     layer = max(range(len(chain)), key=lambda one: chain.stash_bytes(one, one))
     needs = f'{chain.stash_bytes(layer, layer):.3g}'
-    return (f'no partition of {len(chain)} layers over {cluster.devices} devices fits in '
-            f'{cluster.memory:.3g} bytes each (layer {layer}, {chain.layers[layer].name}, needs {needs} '
+    return (f'no partition of {len(chain)} layers over {machines.devices} devices fits in '
+            f'{machines.memory:.3g} bytes each (layer {layer}, {chain.layers[layer].name}, needs {needs} '
             'for one mini-batch in flight): give devices more memory, profile a smaller mini-batch, or leave '
             'devices idle with use_all=False')

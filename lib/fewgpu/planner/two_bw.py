@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from fewgpu.planner.cluster import Cluster
+from fewgpu.planner.machines import Machines
 from fewgpu.planner.cuts import Cuts
 
 RECOMPUTE = 4 / 3   # c_extra: a backward takes as long as two forwards, and there is one forward more
@@ -72,13 +72,13 @@ class Setting:
         return self.micro_batches / self.depth
 
 
-def settings(blocks: Sequence[Block], cluster: Cluster, batch: int, *,
+def settings(blocks: Sequence[Block], machines: Machines, batch: int, *,
              micro_batches: Iterable[int] = (1, 2, 4, 8, 16, 32, 64)) -> list[Setting]:
     """All settings for a global batch of so many rows: possible ones first, the fastest of them in front.
 
     Args:
         blocks: the model, in order. Stages are cut between them, the slowest as fast as can be.
-        cluster: the devices; not all need be used.
+        machines: the devices; not all need be used.
         batch: rows of an update, over all replicas; only its exact divisions w b m are looked at.
         micro_batches: the rows b to try.
 
@@ -91,25 +91,25 @@ def settings(blocks: Sequence[Block], cluster: Cluster, batch: int, *,
         raise ValueError('a plan takes at least one block, a batch of at least one row, and micro-batches of '
                          f'at least one row, not {len(blocks)} blocks, batch {batch}, micro-batches '
                          f'{micro_batches}')
-    found = [setting for b in micro_batches for setting in _of_micro_batch(blocks, cluster, batch, b)]
+    found = [setting for b in micro_batches for setting in _of_micro_batch(blocks, machines, batch, b)]
     return sorted(found, key=lambda one: (bool(one.dropped), -one.throughput, one.recompute, one.depth,
                                           one.width, one.micro_batch, one.pipelined))
 
 
-def _of_micro_batch(blocks: Sequence[Block], cluster: Cluster, batch: int, b: int) -> Iterator[Setting]:
+def _of_micro_batch(blocks: Sequence[Block], machines: Machines, batch: int, b: int) -> Iterator[Setting]:
     seconds = [block.seconds(b) for block in blocks]
     for one in seconds:
         if not isfinite(one) or one < 0:
             raise ValueError(f'a block takes at least 0 seconds for a micro-batch of {b}, not {one}')
-    deepest = min(cluster.devices, len(blocks))
+    deepest = min(machines.devices, len(blocks))
     cuts = _cuts(seconds, deepest)
     for depth in range(1, deepest + 1):
         stages = _stages(cuts[depth], len(blocks))
-        for width in range(1, cluster.devices // depth + 1):
+        for width in range(1, machines.devices // depth + 1):
             if batch % (width * b) == 0:
                 for recompute in (False, True):
                     for pipelined in (False, True)[:1 + (depth > 1)]:
-                        yield _priced(blocks, seconds, cluster, batch, b, stages, width, recompute, pipelined)
+                        yield _priced(blocks, seconds, machines, batch, b, stages, width, recompute, pipelined)
 
 
 def _cuts(seconds: Sequence[float], deepest: int) -> list[list[int]]:
@@ -127,7 +127,7 @@ def _stages(balance: Sequence[int], blocks: int) -> list[range]:
     return [range(first, stop) for first, stop in zip(stops, stops[1:])]
 
 
-def _priced(blocks: Sequence[Block], seconds: Sequence[float], cluster: Cluster, batch: int, b: int,
+def _priced(blocks: Sequence[Block], seconds: Sequence[float], machines: Machines, batch: int, b: int,
             stages: Sequence[range], width: int, recompute: bool, pipelined: bool) -> Setting:
     depth, m = len(stages), batch // (width * b)
     times, memory = [], 0.0
@@ -135,16 +135,16 @@ def _priced(blocks: Sequence[Block], seconds: Sequence[float], cluster: Cluster,
         weights = sum(blocks[i].weight_bytes for i in stage)
         crossing = sum(b * blocks[i].input_bytes for i in (stage.start, stage.stop) if 0 < i < len(blocks))
         compute = sum(seconds[i] for i in stage) * (RECOMPUTE if recompute else 1.0)
-        sync = 2 * (width - 1) / width * weights / _bandwidth(cluster, width)
-        times.append(max(compute + 2 * crossing / _bandwidth(cluster, depth), sync / m))
+        sync = 2 * (width - 1) / width * weights / _bandwidth(machines, width)
+        times.append(max(compute + 2 * crossing / _bandwidth(machines, depth), sync / m))
         memory = max(memory, _memory([blocks[i] for i in stage], b, depth if pipelined else 1, recompute,
                                      versions=2 if pipelined else 1))
     time = max(times) if pipelined else sum(times)
     dropped = ''
     if pipelined and m < depth:
         dropped = f'{m} micro-batches do not fill {depth} stages'
-    if memory > cluster.memory:
-        dropped = f'needs {memory:.3g} bytes a device, which has {cluster.memory:.3g}'
+    if memory > machines.memory:
+        dropped = f'needs {memory:.3g} bytes a device, which has {machines.memory:.3g}'
     return Setting(width, depth, b, recompute, pipelined, m, tuple(map(len, stages)), time,
                    width * b / time if time else float('inf'), memory, dropped)
 
@@ -155,5 +155,5 @@ def _memory(stage: Sequence[Block], b: int, in_flight: int, recompute: bool, ver
     return fixed + activations * (1 if recompute else in_flight) + in_flight * b * stage[0].input_bytes
 
 
-def _bandwidth(cluster: Cluster, size: int) -> float:
-    return cluster.bandwidth if cluster.servers == 1 or size < cluster.in_a_server else cluster.outside
+def _bandwidth(machines: Machines, size: int) -> float:
+    return machines.bandwidth if machines.servers == 1 or size < machines.in_a_server else machines.outside

@@ -6,11 +6,11 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from fewgpu import plot
-from fewgpu.planner import Block, Cluster, Setting, settings
+from fewgpu.planner import Block, Machines, Setting, settings
 from fewgpu.plot.looks import size
 from fewgpu.workshop.demos import Show
 
-CLUSTER = Cluster(64, 65e9, per_server=8, between=25e9 / 8, memory=16e9)
+CLUSTER = Machines(64, 65e9, per_server=8, between=25e9 / 8, memory=16e9)
 TOKENS, WORDS = 512, 51200   # of a row; of the vocabulary
 SPEED = 45e12                # FLOP/s of a device (published, of a GPT of 355M)
 START = 1e-3                 # seconds to start the kernels of a block (assumed)

@@ -7,12 +7,12 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from fewgpu import models, plot
-from fewgpu.planner import Chain, Cluster, Partition, data_parallel, partition, vgg16_chain
+from fewgpu.planner import Chain, Machines, Partition, data_parallel, partition, vgg16_chain
 from fewgpu.planner.profiled import profile
 from fewgpu.workshop.demos import Show
 
 LINK = 1e9           # bytes a second, of the replay
-HERE = 125e6         # of the cluster of machines like this one: 1 Gbit/s
+HERE = 125e6         # of the machines of machines like this one: 1 Gbit/s
 ROWS = 8             # of a mini-batch measured here
 # What the authors' runtime ships for VGG-16, and speed over data parallel in arXiv 1806.03377, table 1,
 # and SOSP'19, table 1.
@@ -37,9 +37,9 @@ def _replay(show: Show) -> tuple[dict[int, tuple[Partition, Partition]], float]:
     """Found and data parallel, by machines; and the seconds that the search took."""
     begun = time.perf_counter()
     chain = vgg16_chain()
-    clusters = [Cluster(machines, LINK) for machines in SHIPPED]
-    found = {cluster.devices: (partition(chain, cluster), data_parallel(chain, cluster))
-             for cluster in clusters}
+    clusters = [Machines(machines, LINK) for machines in SHIPPED]
+    found = {machines.devices: (partition(chain, machines), data_parallel(chain, machines))
+             for machines in clusters}
     searched = time.perf_counter() - begun
     table = _table('VGG-16 as published, cut by the partitioner', 'machines', 'authors ship',
                    'published: × data parallel')
@@ -59,8 +59,8 @@ def _here(show: Show) -> dict[str, tuple[Partition, Partition]]:
     for name, arch in (('VGG-16', 'vgg16'), ('ResNet-18', 'resnet18')):
         chain = profile(models.build(arch), torch.rand(ROWS, 1, 28, 28), timeout=0.0, device='cpu')
         for machines in (2, 4):
-            cluster = Cluster(machines, HERE)
-            found[f'{name}, {machines}'] = pair = partition(chain, cluster), data_parallel(chain, cluster)
+            machines = Machines(machines, HERE)
+            found[f'{name}, {machines}'] = pair = partition(chain, machines), data_parallel(chain, machines)
             table.add_row(*_row(f'{name}, {machines} machines', pair))
         _note(show, name, chain)
     show.table(table)
@@ -127,7 +127,7 @@ def _picture(pair: tuple[Partition, Partition]) -> Figure:
     chain = vgg16_chain()
     alone = chain.seconds(0, len(chain) - 1)
     plot.lines({'shared perfectly': (counts, counts),
-                **{name: (counts, [alone * plan(chain, Cluster(m, LINK)).throughput for m in counts])
+                **{name: (counts, [alone * plan(chain, Machines(m, LINK)).throughput for m in counts])
                    for name, plan in (('PipeDream', partition), ('data parallel', data_parallel))}},
                right, title='Speed over one machine, predicted', x='machines')
     return picture
