@@ -1,0 +1,177 @@
+"""Units of work: what is done with one shard on a device, and what of a mini-batch lives between them.
+
+    F0  F1  ..  L (the last shard: forward, loss, backward)  ..  B1  B0
+
+A unit is promoted (its shard is copied to a device), computed, and stored (gradients go back to the
+host, where the shard is updated). `fewgpu.spill` runs the units of one model, `fewgpu.sharp` those of many.
+"""
+
+import contextlib
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fewgpu.context import Context
+from fewgpu.device import Device
+from fewgpu.gate import flags
+from fewgpu.loss import WithLoss
+from fewgpu.recompute import dropping_graph, recomputing
+from fewgpu.run import _LIBRARIES
+from fewgpu.shard import Placed, Shard
+from fewgpu.stage import Stage, StageStep
+from fewgpu.weights import Gradients
+
+
+class Unit(NamedTuple):
+    """What one shard does at a time: 'F' forward, 'B' backward with recompute, 'L' both and the loss."""
+
+    kind: str
+    shard: int
+
+
+class Visit(NamedTuple):
+    """What was done for a unit, from `start` to `end` (seconds): 'load', 'compute' or 'store'."""
+
+    what: str
+    unit: Unit
+    device: Device
+    start: float
+    end: float
+
+
+def units(shards: int) -> list[Unit]:
+    """Of one mini-batch, in order: 2 * shards - 1."""
+    last = shards - 1
+    return [*(Unit('F', s) for s in range(last)), Unit('L', last), *(Unit('B', s) for s in reversed(range(last)))]
+
+
+class MiniBatch:
+    """One mini-batch on its way through the shards: what lives between two units.
+
+    `visits` receives what was done when; with `inputs_on_host` what a forward keeps goes to the host.
+    """
+
+    def __init__(self, shards: Sequence[Shard], with_loss: WithLoss | None, x: Placed, y: Any,
+                 context: Context, visits: list[Visit], *, inputs_on_host: bool) -> None:
+        self.shards, self.loss = shards, None   #: the loss: when the unit L is done
+        self._with_loss, self._context, self._visits = with_loss, context, visits
+        self._on_host, self._target = inputs_on_host, Placed(y, None)
+        self.inputs = {0: x}              #: shard -> its input, while that is needed
+        self.gradient = Placed([], None)  #: of the input of the shard whose backward was the last one
+        self._updated: list[int] = []
+
+    def promote(self, unit: Unit, device: Device) -> tuple[Unit, list[torch.Tensor]]:
+        """The unit, and its shard's copies on the device. Raises as `Shard.promote` does."""
+        with self._seen('load', unit, device):
+            return unit, self.shards[unit.shard].promote(device, again=unit.kind == 'B')
+
+    def compute(self, unit: Unit, copies: list[torch.Tensor], device: Device) -> Gradients:
+        """Run a unit in this thread; the gradients of the shard's parameters, on the device."""
+        shard = self.shards[unit.shard]
+        work = {'F': self._forward, 'L': self._last, 'B': self._backward}[unit.kind]
+        module = self._with_loss if unit.kind == 'L' else shard.module
+        with torch.enable_grad(), self._context.entered(device), self._seen('compute', unit, device):
+            inputs = self.inputs.pop(unit.shard).to(device)
+            with shard.on(copies, keep_changes=unit.kind != 'B'), device.counting():
+                step = Stage(unit.shard, module, device).begin(self._context, 1)
+                work(step, inputs, device)
+                gradients = step.take_gradients()
+            if not device.is_virtual:
+                torch.cuda.current_stream(device.torch).synchronize()
+            if unit.kind == 'F':
+                self.inputs[unit.shard] = inputs.to(None) if self._on_host else inputs
+            elif unit.kind == 'L':
+                self.loss = self.loss.to('cpu', copy=True)
+        return gradients
+
+    def store(self, unit: Unit, gradients: Gradients, device: Device) -> None:
+        """Write the gradients of a unit back, and update its shard."""
+        with self._seen('store', unit, device):
+            self._updated.append(unit.shard)
+            self.shards[unit.shard].write_back(gradients, device)
+
+    def _forward(self, step: StageStep, inputs: Placed, device: Device) -> None:
+        copy = pytree.tree_map_only(   # a first layer may work in place
+            torch.Tensor, lambda t: t.clone().detach().requires_grad_(t.requires_grad), inputs.value)
+        with device.paced(), dropping_graph():
+            outputs = step.forward(0, copy, 'nothing')
+        self.inputs[step.stage.index + 1] = Placed(outputs, device)
+
+    def _last(self, step: StageStep, inputs: Placed, device: Device) -> None:
+        target = self._target.to(device)
+        with device.paced():
+            loss = step.forward(0, (inputs.value, (target.value, 1.0)), 'graph')
+            found = step.backward(0, [torch.ones_like(loss)])
+        self.gradient = Placed(found[:len(pytree.tree_leaves(inputs.value))], device)
+        self.loss = loss.detach()
+
+    def _backward(self, step: StageStep, inputs: Placed, device: Device) -> None:
+        gradient = self.gradient.to(device)
+        with device.paced(), recomputing():
+            outputs = step.forward(0, inputs.value, 'graph')
+            if len(flags(outputs)) != len(gradient.value):
+                raise RuntimeError('the recomputed forward does not return what the first one '
+                                   'returned: a layer must do the same both times')
+            del outputs   # its memory goes before the backward
+            found = step.backward(0, gradient.value)
+        self.gradient = Placed(found, device)
+
+    @contextlib.contextmanager
+    def _seen(self, what: str, unit: Unit, device: Device) -> Iterator[None]:
+        """Note when it was done; an error says where it happened, and what was updated before."""
+        start = time.perf_counter()
+        try:
+            yield
+        except BaseException as error:
+            error.add_note(_where(error, what, unit, device))
+            if self._updated:
+                done = ', '.join(map(str, sorted(set(self._updated))))
+                error.add_note(f'shards {done} have been trained in this step, others perhaps not: load '
+                               f'a checkpoint before you go on')
+            raise
+        self._visits.append(Visit(what, unit, device, start, time.perf_counter()))
+
+
+class Behind:
+    """Stores the gradients of units, in a thread behind the loop that computes them; one at a time, so that
+    those of two units at most are on the device. Off: at once."""
+
+    def __init__(self, on: bool = True) -> None:
+        self._pool = ThreadPoolExecutor(1, 'fewgpu behind') if on else None
+        self._last: Future | None = None
+
+    def __enter__(self) -> 'Behind':
+        return self
+
+    def __call__(self, batch: MiniBatch, unit: Unit, gradients: Gradients, device: Device) -> None:
+        """Raises what the store before raised."""
+        if unit.kind == 'F':
+            return
+        if self._pool is None:
+            return batch.store(unit, gradients, device)
+        self.wait()
+        self._last = self._pool.submit(batch.store, unit, gradients, device)
+        batch.shards[unit.shard].written = self._last
+
+    def wait(self) -> None:
+        if self._last is not None:
+            self._last.result()
+
+    def __exit__(self, kind: type | None, *_: Any) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+        if kind is None:
+            self.wait()
+
+
+def _where(error: BaseException, what: str, unit: Unit, device: Device) -> str:
+    """Which shard, and which line that the learner wrote."""
+    name = {'F': 'forward', 'L': 'forward, loss and backward', 'B': 'backward'}[unit.kind]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_LIBRARIES)]
+    line = f', at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}' if own else ''
+    return f'in shard {unit.shard} on {device.name}, {what} of its {name}{line}'
