@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 from fewgpu.balance.sandbox import sandbox
 from fewgpu.context import Context
 from fewgpu.device import Device
-from fewgpu.loss import LossFn, WithLoss, is_mean
+from fewgpu.loss import LossFn
 from fewgpu.partition import verify_module
 from fewgpu.shard import Placed, Shard
-from fewgpu.unit import MiniBatch, Unit
+from fewgpu.unit import MiniBatch, Unit, WithLoss
 
 
 def shards_that_fit(module: nn.Sequential, x: Any, y: Any, loss_fn: LossFn, device: Device, *,
@@ -39,7 +39,6 @@ def shards_that_fit(module: nn.Sequential, x: Any, y: Any, loss_fn: LossFn, devi
     a note.
     """
     verify_module(module)
-    is_mean(loss_fn)   # or raise
     if device.is_virtual and device.memory_limit is None:
         raise ValueError('a pilot run needs a limit to run into: Device(memory_limit=bytes)')
     with sandbox(device):

@@ -21,7 +21,7 @@ What a device must hold at once: see `fewgpu.pilot`, which finds the cuts.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -33,11 +33,11 @@ from fewgpu.ahead import Ahead
 from fewgpu.context import Context
 from fewgpu.device import Device, choose_devices, one_thread
 from fewgpu.held import MakeOptimizer
-from fewgpu.loss import LossFn, WithLoss, is_mean
+from fewgpu.loss import LossFn
 from fewgpu.microbatch import rows_of
 from fewgpu.partition import split, turn_of, verify_balance, verify_module
 from fewgpu.shard import Placed, Shard
-from fewgpu.unit import Behind, MiniBatch, Visit, units
+from fewgpu.unit import Behind, MiniBatch, Visit, WithLoss, units
 
 
 class Spilled:
@@ -65,7 +65,6 @@ class Spilled:
         if isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError('every shard has an optimizer of its own: pass what makes it, as '
                             'optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)')
-        is_mean(loss_fn)   # or raise
         self.balance = verify_balance(module, balance)
         self.module, self.device = module.to('cpu'), device or choose_devices(1)[0]
         self.prefetch, self.inputs_on_host = prefetch, inputs_on_host
@@ -84,17 +83,15 @@ class Spilled:
 
         `generator` gives the seed of the step's random streams, by default torch's own does.
         """
-        one_core = one_thread() if self.device.is_virtual else contextlib.nullcontext()
-        with self.turn, one_core, Behind(self.prefetch) as behind:
-            self.visits = []
-            with torch.enable_grad():
-                context = Context.capture([self.device], draw_seed(generator))
+        with self.turn, torch.enable_grad():
+            context, self.visits = Context.capture([self.device], draw_seed(generator)), []
             batch = self.begin(x, y, context, self.visits)
             promote = partial(batch.promote, device=self.device)
-            for unit, copies in Ahead(self.units, promote, depth=int(self.prefetch)):
-                gradients = batch.compute(unit, copies, self.device)
-                del copies   # before anything is waited for
-                behind(batch, unit, gradients, self.device)
+            with _as_a_worker(self.device, context), Behind(self.prefetch) as behind:
+                for unit, copies in Ahead(self.units, promote, depth=int(self.prefetch)):
+                    gradients = batch.compute(unit, copies, self.device)
+                    del copies   # before anything is waited for
+                    behind(batch, unit, gradients, self.device)
         return batch.loss
 
     def begin(self, x: Any, y: Any, context: Context, visits: list[Visit]) -> MiniBatch:
@@ -135,6 +132,17 @@ class Spilled:
 def _optimizer(module: nn.Module, make: MakeOptimizer | None) -> torch.optim.Optimizer | None:
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return make(iter(trained)) if make and trained else None
+
+
+@contextlib.contextmanager
+def _as_a_worker(device: Device, context: Context) -> Iterator[None]:
+    """Inside, this thread uses one core for a virtual device, and autocast only where the context says."""
+    with contextlib.ExitStack() as stack:
+        if device.is_virtual:
+            stack.enter_context(one_thread())
+        for kind, _ in context.autocast:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def draw_seed(generator: torch.Generator | None = None) -> int:

@@ -14,12 +14,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.gate import flags
-from fewgpu.loss import WithLoss
+from fewgpu.loss import LossFn
 from fewgpu.recompute import dropping_graph, recomputing
 from fewgpu.run import _LIBRARIES
 from fewgpu.shard import Placed, Shard
@@ -56,14 +57,14 @@ class MiniBatch:
     `visits` receives what was done when; with `inputs_on_host` what a forward keeps goes to the host.
     """
 
-    def __init__(self, shards: Sequence[Shard], with_loss: WithLoss | None, x: Placed, y: Any,
+    def __init__(self, shards: Sequence[Shard], with_loss: 'WithLoss | None', x: Placed, y: Any,
                  context: Context, visits: list[Visit], *, inputs_on_host: bool) -> None:
         self.shards, self.loss = shards, None   #: the loss: when the unit L is done
         self._with_loss, self._context, self._visits = with_loss, context, visits
         self._on_host, self._target = inputs_on_host, Placed(y, None)
         self.inputs = {0: x}              #: shard -> its input, while that is needed
         self.gradient = Placed([], None)  #: of the input of the shard whose backward was the last one
-        self._updated: list[int] = []
+        self._trained: list[int] = []
 
     def promote(self, unit: Unit, device: Device) -> tuple[Unit, list[torch.Tensor]]:
         """The unit, and its shard's copies on the device. Raises as `Shard.promote` does."""
@@ -85,14 +86,15 @@ class MiniBatch:
                 torch.cuda.current_stream(device.torch).synchronize()
             if unit.kind == 'F':
                 self.inputs[unit.shard] = inputs.to(None) if self._on_host else inputs
-            elif unit.kind == 'L':
+            else:
+                self._trained.append(unit.shard)
+            if unit.kind == 'L':
                 self.loss = self.loss.to('cpu', copy=True)
         return gradients
 
     def store(self, unit: Unit, gradients: Gradients, device: Device) -> None:
         """Write the gradients of a unit back, and update its shard."""
         with self._seen('store', unit, device):
-            self._updated.append(unit.shard)
             self.shards[unit.shard].write_back(gradients, device)
 
     def _forward(self, step: StageStep, inputs: Placed, device: Device) -> None:
@@ -105,7 +107,7 @@ class MiniBatch:
     def _last(self, step: StageStep, inputs: Placed, device: Device) -> None:
         target = self._target.to(device)
         with device.paced():
-            loss = step.forward(0, (inputs.value, (target.value, 1.0)), 'graph')
+            loss = step.forward(0, (inputs.value, target.value), 'graph')
             found = step.backward(0, [torch.ones_like(loss)])
         self.gradient = Placed(found[:len(pytree.tree_leaves(inputs.value))], device)
         self.loss = loss.detach()
@@ -129,12 +131,37 @@ class MiniBatch:
             yield
         except BaseException as error:
             error.add_note(_where(error, what, unit, device))
-            if self._updated:
-                done = ', '.join(map(str, sorted(set(self._updated))))
-                error.add_note(f'shards {done} have been trained in this step, others perhaps not: load '
-                               f'a checkpoint before you go on')
+            if self._trained:
+                done = ', '.join(map(str, sorted(self._trained)))
+                error.add_note(f'shards {done} have had their gradients in this step, others not: load a '
+                               f'checkpoint before you go on')
             raise
         self._visits.append(Visit(what, unit, device, start, time.perf_counter()))
+
+
+class WithLoss(nn.Module):
+    """The last shard with the loss of the mini-batch: from (inputs, target) to the loss.
+
+    Any loss will do, for it sees all rows. Raises TypeError for one that nobody would train.
+    """
+
+    def __init__(self, module: nn.Module, loss_fn: LossFn) -> None:
+        super().__init__()
+        if not callable(loss_fn) or isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.parameters()):
+            raise TypeError('loss_fn takes the output and the target, as nn.functional.cross_entropy does, and '
+                            'has no parameters, which no shard would train: put those into the last layer')
+        self.module, self.loss_fn = module, loss_fn
+
+    def forward(self, inputs: tuple[Any, Any]) -> torch.Tensor:
+        value, target = inputs
+        output = self.module(value)
+        loss = self.loss_fn(output, target)
+        if not isinstance(loss, torch.Tensor) or loss.dim():
+            raise TypeError(f'loss_fn returns one number, a tensor without dimensions, not {loss!r}')
+        if any(flags(output)) and not loss.requires_grad:
+            raise RuntimeError('the loss does not depend on the output, or not differentiably: '
+                               'nothing would be trained')
+        return loss
 
 
 class Behind:
