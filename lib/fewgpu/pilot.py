@@ -6,7 +6,9 @@
 Nothing is estimated: layers run on the device, and torch.OutOfMemoryError says where to cut. The rules
 are those of the authors' code (hydra/components/partitioner/Pilot.py). Layers are added one at a time,
 each tested forward and backward beside the weights of those before it. The first that does not fit
-is dropped; then the whole shard is tested, and layers are dropped from its end until it fits.
+is dropped; then the whole shard is tested, and layers are dropped from its end until it fits. (If it fits
+at once, it is also tried with more: a layer by itself keeps a copy of its input, which inside a shard it
+does not.)
 """
 
 import copy
@@ -77,18 +79,31 @@ class _Pilot:
         buffer = torch.empty(self._reserved, dtype=torch.uint8, device=self._device.torch)
         if self._device.ledger:
             self._device.ledger.adopt([buffer])
-        x = Placed(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, x), None)
-        kept, balance = [x], []   # inputs: where Spilled would keep them
+        inputs = Placed(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, x), None)
+        kept, balance = [], []
         while (first := sum(balance)) < len(self._layers):
-            outputs = None
-            for count in range(self._reach(first, kept[-1]), 0, -1):
-                if (outputs := self._try(first, count, kept[-1])) is not None:
-                    break
-            if outputs is None:
-                raise ValueError(self._too_large(first))
+            count, outputs = self._largest(first, inputs)
             balance.append(count)
-            kept.append(outputs)
+            if not self._on_host:
+                kept.append(inputs.to(self._device))   # as Spilled would
+            inputs = outputs
         return balance
+
+    def _largest(self, first: int, inputs: Placed) -> tuple[int, Placed]:
+        """How many layers fit as one shard, and what it returns."""
+        count = max(1, self._reach(first, inputs))
+        outputs = self._try(first, count, inputs)
+        while outputs is None and count > 1:
+            count -= 1
+            if (outputs := self._try(first, count, inputs)) is not None:
+                return count, outputs
+        if outputs is None:
+            raise ValueError(self._too_large(first))
+        while first + count < len(self._layers):
+            if (more := self._try(first, count + 1, inputs)) is None:
+                break
+            count, outputs = count + 1, more
+        return count, outputs
 
     def _reach(self, first: int, inputs: Placed) -> int:
         """How many layers fit one by one, each beside the weights of those before it."""
@@ -103,7 +118,7 @@ class _Pilot:
         return len(self._layers) - first
 
     def _try(self, first: int, count: int, inputs: Placed) -> Placed | None:
-        """What these layers return, as one shard, forward and backward; None if they do not fit."""
+        """What these layers return (on the host), as one shard, forward and backward; None if they do not fit."""
         shard, last = self._shard(first, count), first + count == len(self._layers)
         if self._reserved and 2 * shard.bytes > self._reserved:
             return None
@@ -112,13 +127,13 @@ class _Pilot:
         try:
             if last:
                 batch.compute(Unit('L', 0), shard.promote(self._device), self._device)
-                return inputs
+                return inputs   # of no further use
             batch.compute(Unit('F', 0), shard.promote(self._device), self._device)
-            outputs = batch.inputs.pop(1)
+            outputs = batch.inputs.pop(1).to(None)   # where the backward does not meet it
             batch.gradient = Placed([torch.ones_like(leaf) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
                                      else None for leaf in pytree.tree_leaves(outputs.value)], None)
             batch.compute(Unit('B', 0), shard.promote(self._device, again=True), self._device)
-            return outputs.to(None) if self._on_host else outputs
+            return outputs
         except torch.OutOfMemoryError:
             if not self._device.is_virtual:
                 torch.cuda.empty_cache()
