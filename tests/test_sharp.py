@@ -240,7 +240,7 @@ def test_a_unit_that_raises_ends_all_and_says_where(when, devices, prefetch):
     with pytest.raises(ArithmeticError, match='broken') as caught:
         sharp(jobs, [Device(index=d) for d in range(devices)], prefetch=prefetch)
     notes = '\n'.join(caught.value.__notes__)
-    assert 'in network 3, one of 4' in notes and 'in shard 1 on CPU' in notes
+    assert 'in shard 1 of network 3 on CPU' in notes
     assert "raise ArithmeticError('broken')" in notes
     assert not [t for t in threading.enumerate() if t.name.startswith(('fewgpu behind', 'fewgpu loader'))]
     models[0].step(*data(2))   # and goes on alone
@@ -266,4 +266,23 @@ def test_fewer_mini_batches_than_said_is_an_error():
 def test_a_shard_too_large_for_a_device_is_named():
     with pytest.raises(torch.OutOfMemoryError) as caught:
         sharp([Job(spilled(0, 2, 2), [data(2)], name='large')], [Device(memory_limit=100)])
-    assert 'load of its forward' in caught.value.__notes__[0] and 'in large' in caught.value.__notes__[1]
+    assert 'in shard 0 of large on CPU 0, load of its forward' in caught.value.__notes__
+
+
+@pytest.mark.parametrize('prefetch', (True, False))
+def test_an_update_that_fails_is_an_error_of_its_own_model(prefetch):
+    class Fails(torch.optim.SGD):
+        def step(self, closure=None):
+            raise OSError('no update')
+
+    models = [spilled(0, 2, 3), Spilled(deep(2), [1, 3], loss_fn=mean_square, optimizer=lambda ps: Fails(ps, lr=0.1))]
+    with pytest.raises(OSError, match='no update') as caught:
+        sharp([Job(model, [data(2)] * 9) for model in models], [Device()], prefetch=prefetch)
+    notes = '\n'.join(caught.value.__notes__)
+    assert 'in shard 1 of model 1 on CPU 0, store of its' in notes and 'model 0' not in notes
+
+
+def test_mini_batches_that_fail_are_an_error_of_their_model():
+    with pytest.raises(ValueError, match='rows of targets') as caught:
+        sharp([Job(spilled(0, 1, 1), [(torch.ones(2, 8), torch.ones(3, 8))], name='odd')], [Device()])
+    assert 'in the mini-batches of odd' in caught.value.__notes__

@@ -13,7 +13,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from fewgpu.device import Device
 from fewgpu.lrtf import Chain, Done, Lrtf, Shared
 from fewgpu.rng import StepSeed
 from fewgpu.spill import Spilled, draw_seed
-from fewgpu.unit import Behind, MiniBatch, Unit, Visit
+from fewgpu.unit import Behind, MiniBatch, Unit, Visit, thread_beside
 
 
 @dataclass
@@ -103,7 +103,7 @@ class _Training:
             if (pair := next(self.feed, None)) is None:
                 raise ValueError(f'{self.name} has {step} mini-batches, and said {self.job.steps}')
             context = replace(context, seed=StepSeed(draw_seed(self.generator)))
-            self.under_way[step] = self.job.model.begin(*pair, context, self.visits)
+            self.under_way[step] = self.job.model.begin(*pair, context, self.visits, self.name)
         return self.under_way[step], units[place]
 
     def finish(self, number: int) -> None:
@@ -125,14 +125,19 @@ class _Run:
         self._chains = tuple(Chain([None] * len(job.model.units), job.steps) for job in jobs)
         self._lrtf, self._changed = Lrtf(self._chains), threading.Condition()
         self._done: list[Done] = []
+        self._loaders, self._behinds = [], []   # threads beside each device
         self._working, self._error = len(devices), None
 
     def go(self) -> Trained:
-        for index, device in enumerate(self._devices):
-            device.submit(partial(self._work, index))
-        self._join()
-        if self._error is not None:
-            raise self._error
+        with contextlib.ExitStack() as beside:
+            for device in self._devices:
+                self._loaders.append(beside.enter_context(thread_beside(device, 'fewgpu loader')))
+                self._behinds.append(beside.enter_context(Behind(device, self._prefetch)))
+            for index, device in enumerate(self._devices):
+                device.submit(partial(self._work, index))
+            self._join()
+            if self._error is not None:
+                raise self._error
         first = min((one.start for one in self._done), default=0.0)
         done = tuple(one._replace(start=one.start - first, end=one.end - first) for one in self._done)
         visits = [[visit._replace(start=visit.start - first, end=visit.end - first) for visit in model.visits]
@@ -152,8 +157,8 @@ class _Run:
     def _work(self, d: int) -> None:
         """In the worker of a device."""
         try:
-            with ThreadPoolExecutor(1, 'fewgpu loader') as loader, Behind(self._prefetch) as behind:
-                self._compute(d, loader, behind)
+            self._compute(d)
+            self._behinds[d].wait()
         except BaseException as error:
             with self._changed:
                 self._error = self._error or error
@@ -162,18 +167,17 @@ class _Run:
                 self._working -= 1
                 self._changed.notify_all()
 
-    def _compute(self, d: int, loader: ThreadPoolExecutor, behind: Behind) -> None:
+    def _compute(self, d: int) -> None:
         device, ahead = self._devices[d], None
         while (taken := self._take(d)) is not None:
-            with self._naming(taken[0]):
-                batch, unit = self._unit(taken)
-                copies = _arrived(ahead, taken) or batch.promote(unit, device)[1]
-                ahead = self._load_next(d, taken, loader) if self._prefetch else None
-                start = time.perf_counter()
-                gradients = batch.compute(unit, copies, device)
-                end = time.perf_counter()
-                del copies   # before anything is waited for
-                behind(batch, unit, gradients, device)
+            batch, unit = self._unit(taken)
+            copies = _arrived(ahead, taken) or batch.promote(unit, device)[1]
+            ahead = self._load_next(d, taken) if self._prefetch else None
+            start = time.perf_counter()
+            gradients = batch.compute(unit, copies, device)
+            end = time.perf_counter()
+            del copies   # before anything is waited for
+            self._behinds[d](batch, unit, gradients, device)
             with self._changed:
                 self._lrtf.finish(taken[0], end - start)
                 self._models[taken[0]].finish(taken[1])
@@ -190,28 +194,23 @@ class _Run:
                 self._changed.wait(1.0)   # all models are in the hands of other devices
         return None
 
-    def _load_next(self, d: int, taken: tuple[int, int], loader: ThreadPoolExecutor) -> Ahead:
+    def _load_next(self, d: int, taken: tuple[int, int]) -> Ahead:
         with self._changed:
             chosen = self._lrtf.choose(d)
         if chosen is None:
             return None
-        with self._naming(chosen[0]):
-            batch, unit = self._unit(chosen)
+        batch, unit = self._unit(chosen)
         if chosen[0] == taken[0] and unit.shard == self._unit(taken)[1].shard:
             return None   # which is to be updated first
-        return chosen, loader.submit(lambda: batch.promote(unit, self._devices[d])[1])
+        return chosen, self._loaders[d].submit(lambda: batch.promote(unit, self._devices[d])[1])
 
     def _unit(self, which: tuple[int, int]) -> tuple[MiniBatch, Unit]:
-        with self._changed:
-            return self._models[which[0]].unit(which[1], self._context)
-
-    @contextlib.contextmanager
-    def _naming(self, model: int) -> Iterator[None]:
-        """An error inside says in which model it happened."""
+        model = self._models[which[0]]
         try:
-            yield
+            with self._changed:
+                return model.unit(which[1], self._context)
         except BaseException as error:
-            error.add_note(f'in {self._models[model].name}, one of {len(self._models)} that train together')
+            error.add_note(f'in the mini-batches of {model.name}')
             raise
 
 

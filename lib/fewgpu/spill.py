@@ -87,15 +87,16 @@ class Spilled:
             context, self.visits = Context.capture([self.device], draw_seed(generator)), []
             batch = self.begin(x, y, context, self.visits)
             promote = partial(batch.promote, device=self.device)
-            with _as_a_worker(self.device, context), Behind(self.prefetch) as behind:
+            with _as_a_worker(self.device, context), Behind(self.device, self.prefetch) as behind:
                 for unit, copies in Ahead(self.units, promote, depth=int(self.prefetch)):
                     gradients = batch.compute(unit, copies, self.device)
                     del copies   # before anything is waited for
                     behind(batch, unit, gradients, self.device)
         return batch.loss
 
-    def begin(self, x: Any, y: Any, context: Context, visits: list[Visit]) -> MiniBatch:
+    def begin(self, x: Any, y: Any, context: Context, visits: list[Visit], name: str = '') -> MiniBatch:
         """A mini-batch whose units are to run, one after the other, on any of the context's devices.
+        Errors will call the model by its name.
 
         Raises ValueError if x and y differ in their rows.
         """
@@ -103,7 +104,7 @@ class Spilled:
             raise ValueError(f'{rows_of(y)} rows of targets for {rows_of(x)} rows of inputs')
         x = Placed(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, x), None)
         return MiniBatch(self.shards, self._with_loss, x, y, context, visits,
-                         inputs_on_host=self.inputs_on_host)
+                         inputs_on_host=self.inputs_on_host, name=name)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return self.module.parameters()

@@ -54,14 +54,15 @@ def units(shards: int) -> list[Unit]:
 class MiniBatch:
     """One mini-batch on its way through the shards: what lives between two units.
 
-    `visits` receives what was done when; with `inputs_on_host` what a forward keeps goes to the host.
+    `visits` receives what was done when; with `inputs_on_host` what a forward keeps goes to the host; errors
+    name the model, if it has a name.
     """
 
     def __init__(self, shards: Sequence[Shard], with_loss: 'WithLoss | None', x: Placed, y: Any,
-                 context: Context, visits: list[Visit], *, inputs_on_host: bool) -> None:
+                 context: Context, visits: list[Visit], *, inputs_on_host: bool, name: str = '') -> None:
         self.shards, self.loss = shards, None   #: the loss: when the unit L is done
         self._with_loss, self._context, self._visits = with_loss, context, visits
-        self._on_host, self._target = inputs_on_host, Placed(y, None)
+        self._on_host, self._name, self._target = inputs_on_host, name, Placed(y, None)
         self.inputs = {0: x}              #: shard -> its input, while that is needed
         self.gradient = Placed([], None)  #: of the input of the shard whose backward was the last one
         self._trained: list[int] = []
@@ -130,7 +131,7 @@ class MiniBatch:
         try:
             yield
         except BaseException as error:
-            error.add_note(_where(error, what, unit, device))
+            error.add_note(_where(error, what, unit, self._name, device))
             if self._trained:
                 done = ', '.join(map(str, sorted(self._trained)))
                 error.add_note(f'shards {done} have had their gradients in this step, others not: load a '
@@ -168,8 +169,8 @@ class Behind:
     """Stores the gradients of units, in a thread behind the loop that computes them; one at a time, so that
     those of two units at most are on the device. Off: at once."""
 
-    def __init__(self, on: bool = True) -> None:
-        self._pool = ThreadPoolExecutor(1, 'fewgpu behind') if on else None
+    def __init__(self, device: Device, on: bool = True) -> None:
+        self._pool = thread_beside(device, 'fewgpu behind') if on else None
         self._last: Future | None = None
 
     def __enter__(self) -> 'Behind':
@@ -196,9 +197,24 @@ class Behind:
             self.wait()
 
 
-def _where(error: BaseException, what: str, unit: Unit, device: Device) -> str:
-    """Which shard, and which line that the learner wrote."""
+def _where(error: BaseException, what: str, unit: Unit, model: str, device: Device) -> str:
+    """Which shard of which model, and which line that the learner wrote."""
     name = {'F': 'forward', 'L': 'forward, loss and backward', 'B': 'backward'}[unit.kind]
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_LIBRARIES)]
     line = f', at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}' if own else ''
-    return f'in shard {unit.shard} on {device.name}, {what} of its {name}{line}'
+    of = f' of {model}' if model else ''
+    return f'in shard {unit.shard}{of} on {device.name}, {what} of its {name}{line}'
+
+
+def thread_beside(device: Device, name: str) -> ThreadPoolExecutor:
+    """A thread for what goes on beside a device; if that is virtual, the thread too uses one core."""
+    callers, pool = torch.get_num_threads(), ThreadPoolExecutor(1, name)
+    if device.is_virtual:
+        pool.submit(_use_one_core).result()
+        torch.set_num_threads(callers)   # the thread's own number became the default of threads to come
+    return pool
+
+
+def _use_one_core() -> None:
+    torch.get_num_threads()   # or torch's lazy set-up would undo the next line
+    torch.set_num_threads(1)
