@@ -40,9 +40,11 @@ class Gathering:
     """Wraps the layers of a module whose parameters are units, in the order of their forwards.
 
     With `ahead` the next unit is gathered while one computes: its bytes are there a little earlier.
+    `sync`: whether gradients are reduced in the backward, unit by unit.
     """
 
-    def __init__(self, owners: Sequence[tuple[nn.Module, Unit]], line: Line, *, ahead: bool) -> None:
+    def __init__(self, owners: Sequence[tuple[nn.Module, Unit]], line: Line, *, ahead: bool,
+                 sync: bool) -> None:
         self._units = [unit for _, unit in owners]
         self._line, self._ahead = line, ahead
         self._number = {unit: number for number, unit in enumerate(self._units)}
@@ -51,7 +53,7 @@ class Gathering:
         self._in_backward: dict[Unit, ExitStack] = {}
         self._task = -1                              # the backward that goes on
         self.weight: Future | None = None   #: of this rank's rows in the forward that goes on
-        self.sync = True                    #: whether its gradients are reduced in the backward
+        self.sync = sync                    #: of the backward of the forwards that come
         for owner, unit in owners:
             owner.forward = partial(self._forward, unit, owner.forward)
 

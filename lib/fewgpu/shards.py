@@ -34,12 +34,14 @@ class Line:
         self._reduction: Future | None = None
 
     def submit(self, job: Callable[..., Any], *arguments: Any) -> Future:
-        return self._thread.submit(self._run, job, *arguments)
+        return self._thread.submit(self._run, [job, *arguments])
 
     def do(self, job: Callable[..., Any], *arguments: Any) -> Any:
         return self.submit(job, *arguments).result()
 
-    def _run(self, job: Callable[..., Any], *arguments: Any) -> Any:
+    def _run(self, call: list[Any]) -> Any:
+        job, *arguments = call
+        call.clear()   # what it refers to is free when it is done, not a little later
         if self._error is not None:
             raise self._error
         try:
@@ -101,7 +103,8 @@ class Unit:
     def _rest(self, slots: Slots) -> None:
         """What the module holds between forwards: views of the whole, or shapes without numbers."""
         if self.is_sharded:
-            values = [torch.empty(shape, dtype=self.dtype, device='meta') for shape in self.shapes]
+            nothing = torch.empty(0, dtype=self.dtype, device='meta')
+            values = [nothing.as_strided(shape, [0] * len(shape)) for shape in self.shapes]
         else:
             values = self.views(self._whole)
         resting = [nn.Parameter(value) for value in values]

@@ -101,7 +101,7 @@ class ZeRO(nn.Module):
         start_alike(module, self._line)
         owners = make_units(module, self._line, stage, precision)
         self.units = [unit for _, unit in owners]
-        self._gathering = Gathering(owners, self._line, ahead=ahead)
+        self._gathering = Gathering(owners, self._line, ahead=ahead, sync=stage > 1)
         self._norms = [norm for norm in module.modules()
                        if isinstance(norm, _BatchNorm) and norm.running_mean is not None]
         self.optimizer = _made(optimizer, [unit.trained for unit in self.units])
