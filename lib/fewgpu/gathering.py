@@ -76,7 +76,8 @@ class Gathering:
 
     def _saving(self) -> AbstractContextManager:
         # Others' hooks go first: torch's checkpoint must see what would be saved, to save nothing.
-        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        others = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        if others or not self._units[0].is_sharded:
             return nullcontext()
         return saved_tensors_hooks(self._pack, self._unpack)
 

@@ -128,6 +128,11 @@ class Unit:
         return torch.cat([*(tensor.detach().reshape(-1) for tensor in tensors),
                           tensors[0].detach().new_zeros(self._sizes[-1])])
 
+    @property
+    def names(self) -> list[str]:
+        """One for each parameter, in order."""
+        return [name for _, name in sorted({place: name for name, place in self.places.items()}.items())]
+
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         return [part.view(shape) for part, shape in zip(flat.split(self._sizes), self.shapes)]
 

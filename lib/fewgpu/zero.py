@@ -27,23 +27,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from fewgpu.buckets import average
-from fewgpu.collectives import Group, all_gather, all_reduce
+from fewgpu.collectives import Group, all_gather
 from fewgpu.gathering import Gathering
 from fewgpu.shards import Line
 from fewgpu.units import make_units, start_alike
+from fewgpu.zero_bytes import bytes_per_rank
+from fewgpu.zero_optimizer import clip, made, spread_overflow
 from fewgpu.zero_state import load_optimizer_state, optimizer_state
 
-
-def bytes_per_rank(parameters: float, ranks: int, stage: int, *, K: float = 12,
-                   parameter_bytes: float = 2, gradient_bytes: float = 2) -> float:
-    """What the model states take on each rank (ZeRO, figure 1 and table 1): stage 0 is plain data
-    parallelism. `K` bytes a parameter are the optimizer's: 12 for Adam in mixed precision, 8 for Adam
-    in float32 (with 4 and 4 bytes for parameter and gradient)."""
-    if stage not in (0, 1, 2, 3) or ranks < 1:
-        raise ValueError(f'a stage is 0, 1, 2 or 3, on at least one rank, not stage {stage} on {ranks}')
-    shared = [parameter_bytes, gradient_bytes, K][3 - stage:]
-    kept = [parameter_bytes, gradient_bytes, K][:3 - stage]
-    return parameters * (sum(kept) + sum(shared) / ranks)
+__all__ = ['ZeRO', 'bytes_per_rank']
 
 
 class ZeRO(nn.Module):
@@ -104,7 +96,7 @@ class ZeRO(nn.Module):
         self._gathering = Gathering(owners, self._line, ahead=ahead, sync=stage > 1)
         self._norms = [norm for norm in module.modules()
                        if isinstance(norm, _BatchNorm) and norm.running_mean is not None]
-        self.optimizer = _made(optimizer, [unit.trained for unit in self.units])
+        self.optimizer = made(optimizer, [unit.trained for unit in self.units])
 
     @property
     def bytes_sent(self) -> int:
@@ -151,11 +143,11 @@ class ZeRO(nn.Module):
         of any rank is not finite. Call `scaler.update()` afterwards. Raises RuntimeError without a
         gradient.
         """
-        self._collect()
+        gradients = self._collect()
         if scaler is None:
             self.optimizer.step()
         else:
-            self._spread_overflow()
+            spread_overflow(gradients, self._line)
             scaler.step(self.optimizer)
         self.zero_grad()
         jobs = [unit.refresh() for unit in self.units]
@@ -165,19 +157,13 @@ class ZeRO(nn.Module):
 
     def unscale(self, scaler: torch.amp.GradScaler) -> None:
         """Before `clip_grad_norm`: `scaler.unscale_`, which on all ranks finds the same."""
-        self._collect()
-        self._spread_overflow()
+        spread_overflow(self._collect(), self._line)
         scaler.unscale_(self.optimizer)
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         """As torch.nn.utils.clip_grad_norm_ over the whole model: scale the gradients so that their
         norm is at most `max_norm`; returns the norm before."""
-        gradients = self._collect()
-        squares = torch.stack([gradient.norm() ** 2 for gradient in gradients]).sum()
-        self._line.do(all_reduce, squares, self._line.notes)
-        norm = squares.sqrt()
-        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
-        return norm
+        return clip(self._collect(), max_norm, self._line)
 
     def _collect(self) -> list[torch.Tensor]:
         """The gradients of all ranks, of this rank's shards."""
@@ -191,14 +177,6 @@ class ZeRO(nn.Module):
             raise RuntimeError('there is no gradient to update with: call backward on a loss that '
                                'depends on the model before each step')
         return gradients
-
-    def _spread_overflow(self) -> None:
-        """What is not finite on one rank is so on all: each asks its own scaler."""
-        gradients = self._collect()
-        bad = torch.stack([~gradient.isfinite().all() for gradient in gradients]).any().to(torch.uint8)
-        self._line.do(all_reduce, bad, self._line.notes, 'max')
-        if bad:
-            gradients[0][0] = torch.inf
 
     def _average_statistics(self) -> None:
         changed = [statistic for norm in self._norms if norm.training
@@ -262,21 +240,6 @@ class ZeRO(nn.Module):
     def _apply(self, *_: Any, **__: Any) -> 'ZeRO':
         raise RuntimeError('shards stay where they are and what they are: move or convert the module '
                            'before ZeRO(module, ...)')
-
-
-_NOT_ELEMENTWISE = ('LBFGS', 'Adafactor', 'Muon', 'SparseAdam', 'Lamb', 'LAMB', 'Lars', 'LARS')
-
-
-def _made(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
-          parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    optimizer = make(parameters)
-    if not hasattr(optimizer, 'step') or not hasattr(optimizer, 'param_groups'):
-        raise TypeError(f'optimizer is to return an optimizer for the parameters that it is given, and '
-                        f'returned {optimizer!r}')
-    if (kind := type(optimizer).__name__) in _NOT_ELEMENTWISE:
-        raise TypeError(f'{kind} looks at more than one number of a parameter at a time, and a rank has '
-                        f'a shard only: choose an optimizer such as Adam, AdamW or SGD')
-    return optimizer
 
 
 def _rows_of(inputs: Any) -> int:

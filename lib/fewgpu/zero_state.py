@@ -39,24 +39,27 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, units: Sequence[Unit]
         odd = sorted(names ^ set(state['state']))[:3]
         raise ValueError(f'the state belongs to another model or optimizer; different are, for example: '
                          f'{", ".join(odd) or "groups of parameters"}')
-    for group, loaded in zip(optimizer.param_groups, state['param_groups']):
-        group.update(loaded)
-    for unit in units:
-        of_parameters = [state['state'][name] for name in dict(zip(unit.places.values(), unit.places)).values()]
-        optimizer.state[unit.trained] = {key: _of_unit(key, [one[key] for one in of_parameters], unit)
-                                         for key in of_parameters[0]}
+    loaded = [_of_unit(unit, [state['state'][name] for name in unit.names]) for unit in units]
+    for group, values in zip(optimizer.param_groups, state['param_groups']):
+        group.update(values)
+    for unit, values in zip(units, loaded):
+        optimizer.state[unit.trained] = values
 
 
 def _is_sharded(key: str, value: Any, unit: Unit) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == unit.trained.shape and key not in _SHARED
 
 
-def _of_unit(key: str, values: Sequence[Any], unit: Unit) -> Any:
-    """This rank's part of the values of a unit's parameters."""
-    first = values[0]
-    if not isinstance(first, torch.Tensor):
-        return first
-    whole = [getattr(value, 'shape', None) for value in values] == unit.shapes and key not in _SHARED
-    if not whole:
-        return first.clone()
-    return unit.own(unit.flat_of(values)).to(unit.trained, copy=True)
+def _of_unit(unit: Unit, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """This rank's part of the states of a unit's parameters, which come in the order of the unit."""
+    found = {}
+    for key, first in states[0].items():
+        values = [state.get(key) for state in states]
+        if key in _SHARED or not isinstance(first, torch.Tensor) or first.dim() == 0 and unit.shapes[0]:
+            found[key] = first.clone() if isinstance(first, torch.Tensor) else first
+            continue
+        if [getattr(value, 'shape', None) for value in values] != unit.shapes:
+            raise ValueError(f'{key} of {", ".join(unit.names)} has not the shapes of the parameters: the '
+                             f'state belongs to another model')
+        found[key] = unit.own(unit.flat_of(values)).to(unit.trained, copy=True)
+    return found

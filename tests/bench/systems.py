@@ -10,6 +10,7 @@ import gc
 import json
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -91,6 +92,7 @@ def run(options: Options) -> dict:
 def _measure(options: Options) -> dict:
     """In every rank: peak bytes of every contestant, then seconds a step, round by round."""
     keep_freed_memory()
+    warnings.filterwarnings('ignore', '.*broadcast_buffers')   # what replaces it is not in torch 2.11
     makers = _makers(options)
     peaks = {name: _peak(make) for name, make in makers.items()}
     steps = {name: make() for name, make in makers.items()}
@@ -122,7 +124,7 @@ def _makers(options: Options) -> dict[str, Callable[[], Step]]:
         loss_fn: Callable = next_token_loss
     else:
         first = options.batch * rank
-        inputs, targets = load('train')[first:first + options.batch]
+        inputs, targets = (t.clone() for t in load('train')[first:first + options.batch])
         loss_fn = F.cross_entropy
 
     def contestant(wrap: Callable[[nn.Module], tuple[nn.Module, Any]]) -> Callable[[], Step]:
@@ -206,7 +208,7 @@ class Storages(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for value in torch.utils._pytree.tree_leaves((args, kwargs, result)):
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and value.device.type != 'meta':
                 storage = (value._local_tensor if isinstance(value, DTensor) else value).untyped_storage()
                 self._live[storage._cdata] = weakref.ref(storage)
         sizes = {key: storage.nbytes() for key, reference in self._live.items()
