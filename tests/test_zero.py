@@ -15,13 +15,16 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fewgpu.device import Device
 from fewgpu.group import PeerError
 from fewgpu.launch import launch
+from fewgpu.workshop.demos import Show, run
 from fewgpu.zero import ZeRO, bytes_per_rank
+from tests.pictures import faults
 from tests.replicas import network, rows
 
 OPTIMIZERS = [partial(torch.optim.Adam, lr=0.01), partial(torch.optim.AdamW, lr=0.01),
@@ -125,7 +128,7 @@ def takes_the_bytes_of_the_formula(seed: int) -> None:
         extra = rest - expected   # the anchor of the graph, and what counts Adam's steps
         assert 0 <= extra <= 8 + 4 * len(model.units), f'seed {seed}, stage {stage}: {extra}'
         unit = max(unit.length for unit in model.units) * size * (2 if low else 4)
-        most = {1: 1, 2: 3, 3: 4 if ahead else 3}[stage]
+        most = {1: 1, 2: 2, 3: 4 if ahead else 3}[stage]   # see gathering.py
         assert peak <= rest + most * unit + slack, f'seed {seed}, stage {stage}: {(peak - rest) / unit}'
 
 
@@ -399,6 +402,12 @@ def test_every_cell_of_the_papers_table_1_for_7_5_billion_parameters(ranks: int,
     assert abs(bytes_per_rank(7.5e9, ranks, stage) / 1e9 - published) <= 0.51 * 10**-digits
 
 
+@pytest.mark.parametrize(('billions', 'ranks', 'stage', 'published'), [(128, 1024, 2, 257), (1000, 64, 2, 2218)])
+def test_large_cells_of_table_1_are_cut_off_not_rounded(billions: int, ranks: int, stage: int,
+                                                        published: int) -> None:
+    assert int(bytes_per_rank(billions * 1e9, ranks, stage) / 1e9) == published
+
+
 @given(st.integers(1, 10**9), st.integers(1, 4096), st.integers(0, 64), st.integers(1, 8), st.integers(1, 8))
 def test_bytes_sum_up_over_ranks_to_one_copy_of_what_is_shared(parameters: int, ranks: int, K: int,
                                                                p: int, g: int) -> None:
@@ -413,3 +422,12 @@ def test_bytes_sum_up_over_ranks_to_one_copy_of_what_is_shared(parameters: int, 
 def test_a_stage_that_does_not_exist_has_no_bytes() -> None:
     with pytest.raises(ValueError, match='stage 4 on 2'):
         bytes_per_rank(10, 2, 4)
+
+
+@pytest.mark.slow
+def test_the_demonstration_finds_what_it_claims_to_show(capsys: pytest.CaptureFixture) -> None:
+    show = Show(Console(width=120))
+    figure = run('zero', show)
+    assert {finding.claim: finding.confirmed for finding in show.claims} == {'C39': True, 'C40': True}
+    assert faults(figure) == []
+    assert '16.000' in capsys.readouterr().out

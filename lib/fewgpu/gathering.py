@@ -150,6 +150,7 @@ class Gathering:
         if places := self._in_backward.pop(unit, None):
             places.close()
         self._release(unit)
+        self._line.wait()   # the gradients of the unit before: then there is room for these
         unit.add(gradients, weight)
         if sync:
             unit.reduce()

@@ -2,7 +2,8 @@
 
 Every rank holds a replica (or its shard) for every contestant. A round measures a few steps of each,
 forward to update, one contestant after the other, so that a slow minute slows all alike; a step takes
-as long as its slowest rank. One intra-op thread a rank.
+as long as its slowest rank. One intra-op thread a rank. Beside the seconds stands the processor time of
+a rank, which other work on the machine disturbs less.
 """
 
 import copy
@@ -70,8 +71,8 @@ def run(options: Options) -> dict:
     """Measure, print and write the results. Raises Failed if contestants disagree."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     ranks = launch(_measure, options.ranks, args=(options,))
-    rounds = [{'seconds': {name: max(rank['rounds'][r]['seconds'][name] for rank in ranks)
-                           for name in ranks[0]['peaks']},
+    rounds = [{**{what: {name: max(rank['rounds'][r][what][name] for rank in ranks)
+                         for name in ranks[0]['peaks']} for what in ('seconds', 'processor')},
                'efficiency': ranks[0]['rounds'][r]['efficiency']} for r in range(options.rounds)]
     found = {'options': asdict(options), 'machine': describe(), 'rounds': rounds,
              'peaks': [rank['peaks'] for rank in ranks], 'parameters': ranks[0]['parameters']}
@@ -99,11 +100,12 @@ def _measure(options: Options) -> dict:
     _agree(steps)
     found = []
     for number in range(options.rounds + 1):   # one to warm up
-        seconds = {name: _seconds(step, options.steps) for name, step in steps.items()}
+        taken = {name: _taken(step, options.steps) for name, step in steps.items()}
+        seconds, processor = ({name: both[which] for name, both in taken.items()} for which in (0, 1))
         efficiency = two_core_efficiency(options.ranks, 1.0) if dist.get_rank() == 0 else None
         dist.barrier()   # the other ranks wait here, using no core
         if number:
-            found.append({'seconds': seconds, 'efficiency': efficiency})
+            found.append({'seconds': seconds, 'processor': processor, 'efficiency': efficiency})
             if dist.get_rank() == 0:
                 print(f'round {number}: ' + ', '.join(f'{n} {s:.3f} s' for n, s in seconds.items()))
     return {'rounds': found, 'peaks': peaks,
@@ -183,14 +185,14 @@ def _agree(steps: dict[str, Step]) -> None:
                          f"(relative) from {OURS}'s, so its speed means nothing")
 
 
-def _seconds(step: Step, steps: int) -> float:
-    """A step, on average."""
+def _taken(step: Step, steps: int) -> tuple[float, float]:
+    """Seconds and processor seconds of a step, on average."""
     gc.collect()
     dist.barrier()
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     for _ in range(steps):
         step()
-    return (time.perf_counter() - start) / steps
+    return (time.perf_counter() - start) / steps, (time.process_time() - busy) / steps
 
 
 class Storages(TorchDispatchMode):
@@ -229,21 +231,23 @@ def _peak(make: Callable[[], Step]) -> int:
 
 
 def ratios(found: dict) -> list[Ratio]:
-    """Speeds over those of the counterparts."""
-    seconds = {name: [measured['seconds'][name] for measured in found['rounds']]
-               for name in found['rounds'][0]['seconds']}
-    return [Ratio(f'{one} / {other}', '', aim, Summary.of(paired_ratios(seconds[other], seconds[one])))
-            for one, other, aim in PAIRS]
+    """Speeds over those of the counterparts, by seconds and by processor seconds."""
+    def column(what: str, name: str) -> list[float]:
+        return [measured[what][name] for measured in found['rounds']]
+    return [Ratio(f'{one} / {other}{note}', '', aim if what == 'seconds' else None,
+                  Summary.of(paired_ratios(column(what, other), column(what, one))))
+            for what, note in (('seconds', ''), ('processor', ', processor time')) for one, other, aim in PAIRS]
 
 
 def table_of(found: dict) -> Table:
     """Everybody's seconds a step and bytes a rank."""
     options = found['options']
-    table = Table('contestant', 'seconds a step', 'range', 'peak bytes a rank', 'a parameter', title=(
+    table = Table('contestant', 'seconds a step', 'range', 'of a processor', 'peak bytes a rank', 'a parameter', title=(
         '{arch}, {batch} samples a rank, {ranks} ranks'.format(**options)))
     for name, peak in found['peaks'][0].items():
         taken = Summary.of([measured['seconds'][name] for measured in found['rounds']])
         peak = max(peaks[name] for peaks in found['peaks'])
         table.add_row(name, f'{taken.median:.4f}', f'{taken.smallest:.4f} to {taken.largest:.4f}',
+                      f'{Summary.of([measured["processor"][name] for measured in found["rounds"]]).median:.4f}',
                       f'{peak / 1e6:.1f} MB', f'{peak / found["parameters"]:.1f}')
     return table
