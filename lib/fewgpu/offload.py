@@ -151,17 +151,20 @@ class Offloaded:
             raise ValueError(f'{rows_of(y)} rows of targets for {rows_of(x)} rows of inputs')
         if is_mean(self.loss_fn):
             verify_all_rows_count(self.loss_fn, y)
-        with self._turn, torch.enable_grad(), self.device.active(), self._all_or_nothing():
-            context = Context.capture([self.device], self._ranks.seed())
-            rows = sizes(rows_of(x), chunks)
-            total = self._ranks.total(sum(rows), self.device.torch)
-            parts = [*zip(scatter(y, len(rows)), [n / total if is_mean(self.loss_fn) else 1.0 for n in rows])]
-            loss = self._visits(context).train(to_device(scatter(x, len(rows)), self.device),
-                                               to_device(parts, self.device), self._keep)
-            self._ranks.average([*self.module.buffers()], sum(rows) / total)
-            loss = self._ranks.summed(loss)
+        with self._turn, self._all_or_nothing():
+            with torch.enable_grad(), self.device.active():
+                loss = self._train(x, y, sizes(rows_of(x), chunks))
             self._commit(self.steps + 1)
             return loss
+
+    def _train(self, x: Any, y: Any, rows: list[int]) -> torch.Tensor:
+        context = Context.capture([self.device], self._ranks.seed())
+        total = self._ranks.total(sum(rows), self.device.torch)
+        shares = [count / total if is_mean(self.loss_fn) else 1.0 for count in rows]
+        xs, targets = (to_device(scatter(batch, len(rows)), self.device) for batch in (x, y))
+        loss = self._visits(context).train(xs, [*zip(targets, shares)], self._keep)
+        self._ranks.average([*self.module.buffers()], sum(rows) / total)
+        return self._ranks.summed(loss)
 
     def evaluate(self, x: Any, chunks: int = 1) -> Any:
         """The outputs in evaluation mode, without a graph."""

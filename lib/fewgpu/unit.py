@@ -11,6 +11,7 @@ recompute and backward are those of fewgpu.stage.
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +49,13 @@ def to_host(parcel: Parcel, device: Device) -> Any:
     if device.link is not None:
         device.link.wait(parcel.value, parcel.sent, TO_HOST)
     return copies
+
+
+def on_host(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What the call returns. It is made in a thread of its own, for what the thread of a device allocates
+    counts as the device's."""
+    with ThreadPoolExecutor(1, 'fewgpu host') as host:
+        return host.submit(call, *arguments).result()
 
 
 class Piece:
@@ -201,15 +209,16 @@ class Tiles(Source):
             yield loaded.pop(0), (loaded.pop(0) if loaded else None)
 
     def _read(self, piece: Piece) -> list[torch.Tensor]:
-        return piece.read(self._versions)
+        return on_host(piece.read, self._versions)
 
     def _copy(self, own: list[torch.Tensor]) -> list[torch.Tensor]:
         return to_device(own, self._device)
 
     def give(self, k: int, gradients: Tile) -> None:
-        of_tile = [value for value in gradients if value is not None]
-        given = to_host(Parcel.of(of_tile), self._device)
-        held = self._gradients.get(k)
+        on_host(self._take, k, Parcel.of([value for value in gradients if value is not None]))
+
+    def _take(self, k: int, gradients: Parcel) -> None:
+        given, held = to_host(gradients, self._device), self._gradients.get(k)
         self._gradients[k] = [a + b for a, b in zip(held, given)] if held else given
 
     def update(self) -> None:

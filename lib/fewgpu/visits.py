@@ -20,7 +20,7 @@ from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.shares import Alone
 from fewgpu.transport.copies import Parcel
-from fewgpu.unit import Unit, to_device, to_host
+from fewgpu.unit import Unit, on_host, to_device, to_host
 from fewgpu.versions import Versions
 
 
@@ -79,7 +79,7 @@ class Visits:
                     else:
                         gradients = [self._backward(unit, i, each) for i, each in enumerate(gradients)]
                 changed = unit.changed()
-                if visit.back and unit.trains or changed and unit.index <= first:
+                if (visit.back and unit.trains) or (changed and (visit.back or unit.index < first)):
                     self._finish(update, unit)
                     update = host.submit(self._update, visit, *self._packed(unit, changed))
             self._finish(update, self._units[first])
@@ -175,9 +175,9 @@ class Visits:
     def _read(self, visit: Visit) -> Visit:
         piece = visit.unit.piece
         with self._span('read', visit.unit):
-            visit.own = piece.read(self._versions)
+            visit.own = on_host(piece.read, self._versions)
             if visit.back and piece.hosts:
-                visit.states = piece.read_states(self._versions)
+                visit.states = on_host(piece.read_states, self._versions)
         return visit
 
     def _copy(self, visit: Visit) -> Visit:
