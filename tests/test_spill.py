@@ -14,7 +14,7 @@ from fewgpu.device import Device, one_thread
 from fewgpu.link import Link, bytes_in
 from fewgpu.shard import FROM_HOST, TO_HOST
 from fewgpu.spill import Spilled
-from fewgpu.unit import Unit, units
+from fewgpu.shard_units import Unit, units
 from tests.networks import Case, cases, seeded
 from tests.reference import Plain, casting, differences, state
 

@@ -24,7 +24,7 @@ from fewgpu.device import Device
 from fewgpu.loss import LossFn
 from fewgpu.partition import verify_module
 from fewgpu.shard import Placed, Shard
-from fewgpu.unit import MiniBatch, Unit, WithLoss
+from fewgpu.shard_units import MiniBatch, Unit, WithLoss
 
 
 def shards_that_fit(module: nn.Sequential, x: Any, y: Any, loss_fn: LossFn, device: Device, *,

@@ -25,7 +25,7 @@ from fewgpu.device import Device
 from fewgpu.lrtf import Chain, Done, Lrtf, Shared
 from fewgpu.rng import StepSeed
 from fewgpu.spill import Spilled, draw_seed
-from fewgpu.unit import Behind, MiniBatch, Unit, Visit, thread_beside
+from fewgpu.shard_units import Behind, MiniBatch, Unit, Visit, thread_beside
 
 
 @dataclass

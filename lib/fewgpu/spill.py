@@ -37,7 +37,7 @@ from fewgpu.loss import LossFn
 from fewgpu.microbatch import rows_of
 from fewgpu.partition import split, turn_of, verify_balance, verify_module
 from fewgpu.shard import Placed, Shard
-from fewgpu.unit import Behind, MiniBatch, Visit, WithLoss, units
+from fewgpu.shard_units import Behind, MiniBatch, Visit, WithLoss, units
 
 
 class Spilled:

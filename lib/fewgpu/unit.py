@@ -1,220 +1,249 @@
-"""Units of work: what is done with one shard on a device, and what of a mini-batch lives between them.
+"""One layer of a model whose state is elsewhere: what is loaded for it, computed with, and updated.
 
-    F0  F1  ..  L (the last shard: forward, loss, backward)  ..  B1  B0
+Between its visits the parameters of a unit are empty. A visit puts what was loaded in the place of
+its shadows (see fewgpu.weights), and takes it away again. So a unit is a stage, whose forward,
+recompute and backward are those of fewgpu.stage.
 
-A unit is promoted (its shard is copied to a device), computed, and stored (gradients go back to the
-host, where the shard is updated). `fewgpu.spill` runs the units of one model, `fewgpu.sharp` those of many.
+    piece   parameters that are loaded and updated together: those of the unit, or one tile of a
+            TiledLinear in it, which is loaded only when its turn has come within the forward
 """
 
 import contextlib
 import time
-import traceback
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from fewgpu.ahead import Ahead
 from fewgpu.context import Context
 from fewgpu.device import Device
-from fewgpu.gate import flags
-from fewgpu.loss import LossFn
-from fewgpu.recompute import dropping_graph, recomputing
-from fewgpu.run import _LIBRARIES
-from fewgpu.shard import Placed, Shard
-from fewgpu.stage import Stage, StageStep
-from fewgpu.weights import Gradients
+from fewgpu.loss import LossFn, WithLoss
+from fewgpu.shares import Alone, Slices, Whole
+from fewgpu.stage import Stage
+from fewgpu.tiled import Source, Tile, TiledLinear
+from fewgpu.transport.copies import Parcel
+from fewgpu.versions import Versions
+from fewgpu.weights import storage
+
+HOST, TO_HOST = -1, -2   # as senders on a link: the two directions do not hold each other up
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
-class Unit(NamedTuple):
-    """What one shard does at a time: 'F' forward, 'B' backward with recompute, 'L' both and the loss."""
-
-    kind: str
-    shard: int
-
-
-class Visit(NamedTuple):
-    """What was done for a unit, from `start` to `end` (seconds): 'load', 'compute' or 'store'."""
-
-    what: str
-    unit: Unit
-    device: Device
-    start: float
-    end: float
+def to_device(tensors: Any, device: Device) -> Any:
+    """Copies on the device, once they have passed its link."""
+    sent = time.perf_counter()
+    with device.counting():
+        copies = Parcel.of(tensors).copy_to(device.torch)
+    if device.link is not None:
+        device.link.wait(tensors, sent, HOST)
+    return copies
 
 
-def units(shards: int) -> list[Unit]:
-    """Of one mini-batch, in order: 2 * shards - 1."""
-    last = shards - 1
-    return [*(Unit('F', s) for s in range(last)), Unit('L', last), *(Unit('B', s) for s in reversed(range(last)))]
+def to_host(parcel: Parcel, device: Device) -> Any:
+    """Copies on the host of what the device has packed."""
+    copies = parcel.copy_to(torch.device('cpu'))
+    if device.link is not None:
+        device.link.wait(parcel.value, parcel.sent, TO_HOST)
+    return copies
 
 
-class MiniBatch:
-    """One mini-batch on its way through the shards: what lives between two units.
+def on_host(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What the call returns. It is made in a thread of its own, for what the thread of a device allocates
+    counts as the device's."""
+    with ThreadPoolExecutor(1, 'fewgpu host') as host:
+        return host.submit(call, *arguments).result()
 
-    `visits` receives what was done when; with `inputs_on_host` what a forward keeps goes to the host; errors
-    name the model, if it has a name.
-    """
 
-    def __init__(self, shards: Sequence[Shard], with_loss: 'WithLoss | None', x: Placed, y: Any,
-                 context: Context, visits: list[Visit], *, inputs_on_host: bool, name: str = '') -> None:
-        self.shards, self.loss = shards, None   #: the loss: when the unit L is done
-        self._with_loss, self._context, self._visits = with_loss, context, visits
-        self._on_host, self._name, self._target = inputs_on_host, name, Placed(y, None)
-        self.inputs = {0: x}              #: shard -> its input, while that is needed
-        self.gradient = Placed([], None)  #: of the input of the shard whose backward was the last one
-        self._trained: list[int] = []
+class Piece:
+    """`name` in the stores: 'name.weights', and 'name.states' of its optimizer."""
 
-    def promote(self, unit: Unit, device: Device) -> tuple[Unit, list[torch.Tensor]]:
-        """The unit, and its shard's copies on the device. Raises as `Shard.promote` does."""
-        with self._seen('load', unit, device):
-            return unit, self.shards[unit.shard].promote(device, again=unit.kind == 'B')
+    def __init__(self, name: str, parameters: list[nn.Parameter], share: Whole | Slices,
+                 optimizer: MakeOptimizer, versions: Versions | None) -> None:
+        """What the parameters hold goes into the stores, unless `versions` is None: they have it. Then
+        the parameters are empty."""
+        self.name, self.parameters, self.share = name, parameters, share
+        own = share.own([parameter.detach().cpu() for parameter in parameters])
+        self.hosts = [nn.Parameter(tensor.clone()) for tensor, trained in zip(own, share.trained) if trained]
+        self.optimizer = optimizer(self.hosts) if self.hosts else None   #: of the host
+        if versions is not None:
+            self._write(versions, own)
+        for parameter in parameters:
+            parameter.data, parameter.grad = parameter.data.new_empty(0), None
+        self._let_go()
 
-    def compute(self, unit: Unit, copies: list[torch.Tensor], device: Device) -> Gradients:
-        """Run a unit in this thread; the gradients of the shard's parameters, on the device."""
-        shard = self.shards[unit.shard]
-        work = {'F': self._forward, 'L': self._last, 'B': self._backward}[unit.kind]
-        module = self._with_loss if unit.kind == 'L' else shard.module
-        with torch.enable_grad(), self._context.entered(device), self._seen('compute', unit, device):
-            inputs = self.inputs.pop(unit.shard).to(device)
-            with shard.on(copies, keep_changes=unit.kind != 'B'), device.counting():
-                step = Stage(unit.shard, module, device).begin(self._context, 1)
-                work(step, inputs, device)
-                gradients = step.take_gradients()
-            if not device.is_virtual:
-                torch.cuda.current_stream(device.torch).synchronize()
-            if unit.kind == 'F':
-                self.inputs[unit.shard] = inputs.to(None) if self._on_host else inputs
-            else:
-                self._trained.append(unit.shard)
-            if unit.kind == 'L':
-                self.loss = self.loss.to('cpu', copy=True)
-        return gradients
+    def _write(self, versions: Versions, own: list[torch.Tensor]) -> None:
+        if own:
+            versions.write(f'{self.name}.weights', own)
+        if self.hosts:
+            versions.write(f'{self.name}.states', *_packed(self.optimizer, self.hosts))
 
-    def store(self, unit: Unit, gradients: Gradients, device: Device) -> None:
-        """Write the gradients of a unit back, and update its shard."""
-        with self._seen('store', unit, device):
-            self.shards[unit.shard].write_back(gradients, device)
+    def write(self, versions: Versions, values: list[torch.Tensor]) -> None:
+        """Other values for what this rank keeps."""
+        versions.write(f'{self.name}.weights', values)
 
-    def _forward(self, step: StageStep, inputs: Placed, device: Device) -> None:
-        copy = pytree.tree_map_only(   # a first layer may work in place
-            torch.Tensor, lambda t: t.clone().detach().requires_grad_(t.requires_grad), inputs.value)
-        with device.paced(), dropping_graph():
-            outputs = step.forward(0, copy, 'nothing')
-        self.inputs[step.stage.index + 1] = Placed(outputs, device)
+    def read(self, versions: Versions) -> list[torch.Tensor]:
+        """What this rank keeps of the parameters."""
+        return versions.read(f'{self.name}.weights') if self.parameters else []
 
-    def _last(self, step: StageStep, inputs: Placed, device: Device) -> None:
-        target = self._target.to(device)
-        with device.paced():
-            loss = step.forward(0, (inputs.value, target.value), 'graph')
-            found = step.backward(0, [torch.ones_like(loss)])
-        self.gradient = Placed(found[:len(pytree.tree_leaves(inputs.value))], device)
-        self.loss = loss.detach()
+    def read_states(self, versions: Versions) -> tuple[list[torch.Tensor], Any]:
+        """Those of the optimizer, and where they belong."""
+        return versions.read(f'{self.name}.states'), versions.described(f'{self.name}.states')
 
-    def _backward(self, step: StageStep, inputs: Placed, device: Device) -> None:
-        gradient = self.gradient.to(device)
-        with device.paced(), recomputing():
-            outputs = step.forward(0, inputs.value, 'graph')
-            if len(flags(outputs)) != len(gradient.value):
-                raise RuntimeError('the recomputed forward does not return what the first one '
-                                   'returned: a layer must do the same both times')
-            del outputs   # its memory goes before the backward
-            found = step.backward(0, gradient.value)
-        self.gradient = Placed(found, device)
+    def _let_go(self) -> None:
+        for host in self.hosts:
+            host.data, host.grad = torch.empty(0, dtype=host.dtype), None
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
 
-    @contextlib.contextmanager
-    def _seen(self, what: str, unit: Unit, device: Device) -> Iterator[None]:
-        """Note when it was done; an error says where it happened, and what was updated before."""
-        start = time.perf_counter()
+    def update(self, versions: Versions, own: list[torch.Tensor], states: tuple[list[torch.Tensor], Any],
+               gradients: list[torch.Tensor | None]) -> None:
+        """One step of the optimizer, on the host. `own` and `states` are what the stores had."""
+        trained = [k for k, is_trained in enumerate(self.share.trained) if is_trained]
         try:
-            yield
-        except BaseException as error:
-            error.add_note(_where(error, what, unit, self._name, device))
-            if self._trained:
-                done = ', '.join(map(str, sorted(self._trained)))
-                error.add_note(f'shards {done} have had their gradients in this step, others not: load a '
-                               f'checkpoint before you go on')
-            raise
-        self._visits.append(Visit(what, unit, device, start, time.perf_counter()))
+            for host, k in zip(self.hosts, trained):
+                host.data, host.grad = own[k], gradients[k]
+            _unpack(self.optimizer, self.hosts, *states)
+            self.optimizer.step()
+            for host, k in zip(self.hosts, trained):
+                own[k] = host.data
+            self._write(versions, own)
+        finally:
+            self._let_go()
 
 
-class WithLoss(nn.Module):
-    """The last shard with the loss of the mini-batch: from (inputs, target) to the loss.
-
-    Any loss will do, for it sees all rows. Raises TypeError for one that nobody would train.
-    """
-
-    def __init__(self, module: nn.Module, loss_fn: LossFn) -> None:
-        super().__init__()
-        if not callable(loss_fn) or isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.parameters()):
-            raise TypeError('loss_fn takes the output and the target, as nn.functional.cross_entropy does, and '
-                            'has no parameters, which no shard would train: put those into the last layer')
-        self.module, self.loss_fn = module, loss_fn
-
-    def forward(self, inputs: tuple[Any, Any]) -> torch.Tensor:
-        value, target = inputs
-        output = self.module(value)
-        loss = self.loss_fn(output, target)
-        if not isinstance(loss, torch.Tensor) or loss.dim():
-            raise TypeError(f'loss_fn returns one number, a tensor without dimensions, not {loss!r}')
-        if any(flags(output)) and not loss.requires_grad:
-            raise RuntimeError('the loss does not depend on the output, or not differentiably: '
-                               'nothing would be trained')
-        return loss
+def _packed(optimizer: torch.optim.Optimizer, hosts: list[nn.Parameter]) -> tuple[list[torch.Tensor], Any]:
+    """The tensors of the optimizer's states, and where they belong: [parameter, key, its number or value]."""
+    tensors: list[torch.Tensor] = []
+    places: list[tuple[int, str, int | None, Any]] = []
+    for index, host in enumerate(hosts):
+        for key, value in optimizer.state.get(host, {}).items():
+            if isinstance(value, torch.Tensor):
+                places.append((index, key, len(tensors), None))
+                tensors.append(value)
+            elif value is None or isinstance(value, (bool, int, float, str)):
+                places.append((index, key, None, value))
+            else:
+                raise TypeError(f"{type(optimizer).__name__} keeps {key!r}, a {type(value).__name__}, which "
+                                f'cannot be stored: use an optimizer whose states are tensors and numbers')
+    return tensors, places
 
 
-class Behind:
-    """Stores the gradients of units, in a thread behind the loop that computes them; one at a time, so that
-    those of two units at most are on the device. Off: at once."""
-
-    def __init__(self, device: Device, on: bool = True) -> None:
-        self._pool = thread_beside(device, 'fewgpu behind') if on else None
-        self._last: Future | None = None
-
-    def __enter__(self) -> 'Behind':
-        return self
-
-    def __call__(self, batch: MiniBatch, unit: Unit, gradients: Gradients, device: Device) -> None:
-        """Raises what the store before raised."""
-        if unit.kind == 'F':
-            return
-        if self._pool is None:
-            return batch.store(unit, gradients, device)
-        self.wait()
-        self._last = self._pool.submit(batch.store, unit, gradients, device)
-        batch.shards[unit.shard].written = self._last
-
-    def wait(self) -> None:
-        if self._last is not None:
-            self._last.result()
-
-    def __exit__(self, kind: type | None, *_: Any) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
-        if kind is None:
-            self.wait()
+def _unpack(optimizer: torch.optim.Optimizer, hosts: list[nn.Parameter], tensors: list[torch.Tensor],
+            places: Any) -> None:
+    for index, key, number, value in places:
+        optimizer.state[hosts[index]][key] = value if number is None else tensors[number]
 
 
-def _where(error: BaseException, what: str, unit: Unit, model: str, device: Device) -> str:
-    """Which shard of which model, and which line that the learner wrote."""
-    name = {'F': 'forward', 'L': 'forward, loss and backward', 'B': 'backward'}[unit.kind]
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_LIBRARIES)]
-    line = f', at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}' if own else ''
-    of = f' of {model}' if model else ''
-    return f'in shard {unit.shard}{of} on {device.name}, {what} of its {name}{line}'
+class Unit:
+    """A layer as a stage, and its pieces: the first has all parameters but those of tiles."""
+
+    def __init__(self, stage: Stage, layer: nn.Module, piece: Piece, tiles: list['Tiles']) -> None:
+        """The module of the stage is the layer, with the loss around it if it is the last one."""
+        self._layer, self.stage, self.piece, self.tiles, self.index = layer, stage, piece, tiles, stage.index
+        self.pieces = [piece, *(each for source in tiles for each in source.pieces)]
+        self.trains = any(piece.hosts for piece in self.pieces)
+        self.end()
+
+    def begin(self, context: Context, micro_batches: int, with_loss: bool) -> None:
+        """Of one step, in which the last unit computes the loss, or not; the parameters are empty so far."""
+        stage = self.stage if with_loss else replace(self.stage, module=self._layer)
+        self.step = stage.begin(context, micro_batches)
+        shadows = self.step.weights(0).shadows   # none in evaluation
+        self._shadows = [shadows.get(parameter, parameter) for parameter in self.piece.parameters]
+
+    def place(self, values: list[torch.Tensor]) -> None:
+        """What was loaded becomes the values of the parameters."""
+        if ledger := self.stage.device.ledger:
+            ledger.adopt(values, parameters=True)
+        self._loaded = values
+        for shadow, value in zip(self._shadows, values):
+            shadow.data = value
+        self._counters = [shadow._version for shadow in self._shadows]
+
+    def changed(self) -> list[torch.Tensor] | None:
+        """The values on the device, if a layer has changed its own parameters in a forward."""
+        if ([shadow._version for shadow in self._shadows] == self._counters
+                and [*map(storage, self._shadows)] == [*map(storage, self._loaded)]):
+            return None
+        return [shadow.detach() for shadow in self._shadows]
+
+    def evict(self) -> None:
+        """Let go of the values."""
+        if self.stage.device.torch.type == 'cuda':   # or more units would be there than are in flight
+            torch.cuda.current_stream(self.stage.device.torch).synchronize()
+        self._loaded = []
+        for parameter, shadow in zip(self.piece.parameters, self._shadows):
+            shadow.data = parameter.data = parameter.data.new_empty(0)   # a layer may have given it others
+
+    def keeping_graph(self) -> contextlib.AbstractContextManager:
+        """Inside, autograd keeps the place of a parameter, and not its value, which will be loaded again."""
+        places = {storage(value): k for k, value in enumerate(self._loaded)}
+
+        def pack(tensor: torch.Tensor) -> Any:
+            k = places.get(storage(tensor))
+            return tensor if k is None else (k, tensor.shape, tensor.stride(), tensor.storage_offset())
+
+        def unpack(kept: Any) -> torch.Tensor:
+            return kept if isinstance(kept, torch.Tensor) else self._loaded[kept[0]].as_strided(*kept[1:])
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+    def end(self) -> None:
+        """Of the step, whichever way it ended."""
+        self.step, self._shadows, self._loaded, self._counters = None, [], [], []
 
 
-def thread_beside(device: Device, name: str) -> ThreadPoolExecutor:
-    """A thread for what goes on beside a device; if that is virtual, the thread too uses one core."""
-    callers, pool = torch.get_num_threads(), ThreadPoolExecutor(1, name)
-    if device.is_virtual:
-        pool.submit(_use_one_core).result()
-        torch.set_num_threads(callers)   # the thread's own number became the default of threads to come
-    return pool
+class Tiles(Source):
+    """The tiles of one layer, read from the store one by one; their gradients gather on the host."""
+
+    def __init__(self, pieces: list[Piece], device: Device, versions: Versions, depth: int) -> None:
+        self.pieces, self._device, self._versions, self._depth = pieces, device, versions, min(depth, 1)
+        self._gradients: dict[int, list[torch.Tensor]] = {}
+
+    def tiles(self) -> Iterator[Tile]:
+        for loaded in Ahead(self.pieces, self._read, self._copy, depth=self._depth):
+            yield loaded.pop(0), (loaded.pop(0) if loaded else None)
+
+    def _read(self, piece: Piece) -> list[torch.Tensor]:
+        return on_host(piece.read, self._versions)
+
+    def _copy(self, own: list[torch.Tensor]) -> list[torch.Tensor]:
+        return to_device(own, self._device)
+
+    def give(self, k: int, gradients: Tile) -> None:
+        on_host(self._take, k, Parcel.of([value for value in gradients if value is not None]))
+
+    def _take(self, k: int, gradients: Parcel) -> None:
+        given, held = to_host(gradients, self._device), self._gradients.get(k)
+        self._gradients[k] = [a + b for a, b in zip(held, given)] if held else given
+
+    def update(self) -> None:
+        """Of all tiles, by what has been given since the last time."""
+        gradients, self._gradients = self._gradients, {}
+        for k, piece in enumerate(self.pieces):
+            if piece.hosts:
+                none = [None for _ in piece.parameters]
+                piece.update(self._versions, piece.read(self._versions), piece.read_states(self._versions),
+                             gradients.pop(k, none))
 
 
-def _use_one_core() -> None:
-    torch.get_num_threads()   # or torch's lazy set-up would undo the next line
-    torch.set_num_threads(1)
+def make_units(module: nn.Sequential, device: Device, ranks: Alone, optimizer: MakeOptimizer, loss_fn: LossFn,
+               versions: Versions, depth: int) -> Iterator[Unit]:
+    """One a layer; the last has the loss. What their parameters hold goes to the stores, if these are
+    empty, one unit after the other. (Tiles are loaded one by one where there are no other ranks.)"""
+    first = None if versions.exists else versions
+    for index, (name, layer) in enumerate(module.named_children()):
+        tiled = [part for part in layer.modules() if isinstance(part, TiledLinear)] * (ranks.size == 1)
+        for number, part in enumerate(tiled):
+            pieces = [Piece(f'{index}.{number}.{k}', [*tile], ranks.share([*tile]), optimizer, first)
+                      for k, tile in enumerate(zip(*filter(None, (part.weights, part.biases))))]
+            part.source = Tiles(pieces, device, versions, depth)
+        in_tiles = {parameter for part in tiled for parameter in part.parameters()}
+        rest = [parameter for parameter in layer.parameters() if parameter not in in_tiles]
+        piece = Piece(f'{index}', rest, ranks.share(rest), optimizer, first)
+        whole = WithLoss(layer, loss_fn) if index == len(module) - 1 else layer
+        yield Unit(Stage(index, whole, device), layer, piece, [part.source for part in tiled])

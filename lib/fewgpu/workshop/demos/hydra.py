@@ -21,7 +21,7 @@ from fewgpu.schedule import gpipe, with_recompute
 from fewgpu.sharp import Job, Trained, sharp
 from fewgpu.simulate import Costs, simulate
 from fewgpu.spill import Spilled
-from fewgpu.unit import Visit
+from fewgpu.shard_units import Visit
 from fewgpu.workshop.demos import Show
 
 ROUNDS = 3           # of everything that is timed, in turns
