@@ -25,6 +25,7 @@ from fewgpu.workshop.contestants import (Contestant, Result, Settings, command_l
 KEYS = ('plain', 'plain-all', 'model-parallel', 'gpipe-recompute', 'gpipe', 'torchgpipe')
 FULL = {'batchsize': 256, 'samples': 60_000, 'test_samples': 10_000}
 ON_CORES = {'batchsize': 64, 'samples': 256, 'test_samples': 32}   # three minutes on two cores
+ALL_SAMPLES = 1024        # of --all
 PIPELINE_BATCH_ON_GPUS = 512
 INTERRUPTED = 130   # the exit code of a program that Ctrl-C ended
 
@@ -32,7 +33,8 @@ INTERRUPTED = 130   # the exit code of a program that Ctrl-C ended
 def compare(
     devices: Annotated[int | None, typer.Option(min=2, help='Stages: GPUs, or cores without any '
                                                 '(2 to 4, as there are).')] = None,
-    arch: Annotated[str, typer.Option(help='resnet18, resnet50, resnet152 or vgg16.')] = 'resnet50',
+    arch: Annotated[str | None, typer.Option(
+        help='resnet18, resnet50, resnet152 or vgg16 (resnet50; with --all resnet18).')] = None,
     batchsize: Annotated[int | None, typer.Option(
         min=1, help='Of everyone (64 without a GPU; else 256, pipelines 512).')] = None,
     num_microbatches: Annotated[int, typer.Option('--num_microbatches', min=1)] = 8,
@@ -46,11 +48,14 @@ def compare(
     seed: Annotated[int, typer.Option(help='Of the weights and the order of samples.')] = 0,
     out: Annotated[Path, typer.Option(help='The folder for compare.png and .json.')] = Path('results'),
     only: Annotated[str, typer.Option(help=f'Some contestants: {", ".join(KEYS)}.')] = '',
+    every: Annotated[bool, typer.Option('--all', help='All systems of the lectures instead: PipeDream, ZeRO, ...')] = False,
 ) -> None:
     """Train ResNet-50 on MNIST plainly and as pipelines, and show them side by side."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)   # ends like Ctrl-C: no one is left
     console = Console(highlight=False)
-    wanted = _wanted(only)
+    wanted, arch = _wanted(only), arch or ('resnet18' if every else 'resnet50')
+    if every and (only or epochs > 1):
+        raise typer.BadParameter('--all shows every system over one epoch: leave --only and --epochs out')
     layers = _check(arch, balance_by, devices)
     asked = {'batchsize': batchsize, 'samples': samples, 'test_samples': test_samples}
     settings = _settings(devices or len(layers), arch, asked, num_microbatches, epochs, seed)
@@ -58,6 +63,8 @@ def compare(
         (out / 'reports').mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise typer.BadParameter(f'cannot write to --out {out} ({error.strerror})') from None
+    if every:
+        raise typer.Exit(_all(console, settings, asked, balance_by, layers, out))
     try:
         facts = _introduce(console, settings, asked)
         balance = _choose_balance(console, settings, balance_by, layers)
@@ -162,6 +169,25 @@ def _choose_balance(console: Console, settings: Settings, balance_by: str,
     console.print(f'The same balance for all pipelines, by {balance_by}: {layers_each} layers '
                   f'(measured in {time.perf_counter() - begun:.0f} s).')
     return balance
+
+
+def _all(console: Console, settings: Settings, asked: dict[str, int | None], balance_by: str, layers: list[int],
+         out: Path) -> int:
+    """Every system of the lectures; the exit code."""
+    from fewgpu.workshop.systems.everyone import compare_all, settle
+
+    sizes = {'samples': asked['samples'] or ALL_SAMPLES, 'test_samples': asked['test_samples'] or 256}
+    batch = settings.batchsize
+    if batch < settings.devices or sizes['samples'] < 4 * batch:
+        raise typer.BadParameter(f'--all measures mini-batches of {batch} rows: give at least {4 * batch} samples, and a '
+                                 f'batch of at least a row a device')
+    try:
+        balance = _choose_balance(console, settings, balance_by, layers)
+        work = settle({'arch': settings.arch, 'batch': batch, 'chunks': settings.num_microbatches, 'seed': settings.seed,
+                       **sizes}, balance)
+        return 0 if compare_all(console, work, out) else 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _run_all(console: Console, taking_part: Sequence[Contestant],

@@ -21,7 +21,8 @@ from rich.console import Console, RenderableType
 from fewgpu.workshop.claims import Claims
 
 #: In the order of the lectures. The module of 'zero-infinity' is zero_infinity.
-DEMOS: Sequence[str] = ('tensor', 'hybrid')
+DEMOS: Sequence[str] = ('pipedream', 'partitioner', 'two-bw', 'depth-width', 'pipemare', 'hydra', 'zero', 'zero-infinity', 'tensor', 'unet', 'hybrid',
+                        'gems', 'plan')
 
 
 class Show:
