@@ -75,7 +75,7 @@ def test_the_published_configurations_come_to_their_end_and_admit_noam_mini_batc
     assert simulate(schedule, Costs(latency=1.0, message=1, share=5, bandwidth=1.0)).makespan > 0
 
 
-@settings(max_examples=200)
+@settings(max_examples=300)
 @given(dressed(st.one_of(replicated(st.lists(st.integers(1, 3), min_size=1, max_size=2), most=2),
                          st.builds(gems, st.integers(1, 3), st.integers(1, 4))), messages=False), st.data())
 def test_a_mutation_is_refused_exactly_when_it_is_wrong(schedule: Schedule, data) -> None:
@@ -114,6 +114,17 @@ def test_updates_in_different_orders_wait_for_each_other_and_say_so() -> None:
     rows[1][-2:] = reversed(rows[1][-2:])
     with pytest.raises(ScheduleError, match='waits for G from stage . on device .'):
         check(replace(gems(2, 2), rows=tuple(map(tuple, rows))))
+
+
+def test_updates_that_differ_between_replicas_are_explained() -> None:
+    schedule = pipedream(2, 4, replicas=(2, 1))
+    renamed = tuple(op._replace(micro_batch=0) if op == Op('U', 0, 1) else op for op in schedule.rows[1])
+    with pytest.raises(ScheduleError, match='stage 0 lives on the devices 0, 1 and has other updates'):
+        check(replace(schedule, rows=(schedule.rows[0], renamed, schedule.rows[2])))
+    doubled = replace(pipedream(2, 1), rows=tuple((*row, Op('U', 1, 0)) if device == 0 else row
+                                                  for device, row in enumerate(pipedream(2, 1).rows)))
+    with pytest.raises(ScheduleError, match='the mean of 2 micro-batches, .*, and there are 1'):
+        check(doubled)
 
 
 # Weight versions
