@@ -41,6 +41,13 @@ def pipedream(stages: int, micro_batches: int, *, replicas: Sequence[int] | None
     """
     verify_sizes(stages, micro_batches)
     counts = (1,) * stages if replicas is None else tuple(replicas)
+    _verify_replicas(counts, stages, micro_batches)
+    rows = tuple(tuple(_row(stage, number, counts, micro_batches))
+                 for stage, count in enumerate(counts) for number in range(count))
+    return Schedule('pipedream', stages, micro_batches, rows, weights='stashed', update_every=1)
+
+
+def _verify_replicas(counts: Sequence[int], stages: int, micro_batches: int) -> None:
     if len(counts) != stages or min(counts) < 1:
         raise ValueError(f'replicas are a number of devices, at least 1, for each of the {stages} stages, '
                          f'not {counts}')
@@ -48,9 +55,6 @@ def pipedream(stages: int, micro_batches: int, *, replicas: Sequence[int] | None
         raise ValueError(f'pipedream with replicas {counts} needs a multiple of {whole} micro-batches, so '
                          f'that every round is full, not {micro_batches}: take '
                          f'{-(-micro_batches // whole) * whole}')
-    rows = tuple(tuple(_row(stage, number, counts, micro_batches))
-                 for stage, count in enumerate(counts) for number in range(count))
-    return Schedule('pipedream', stages, micro_batches, rows, weights='stashed', update_every=1)
 
 
 def _row(stage: int, number: int, counts: Sequence[int], micro_batches: int) -> Iterator[Op]:
