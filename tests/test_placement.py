@@ -1,4 +1,4 @@
-"""A stage may live on several devices: placement, shared updates, PipeDream with replicas, in virtual time."""
+"""A stage may live on several devices: placement, shared updates, PipeDream with replicas; virtual time."""
 
 from dataclasses import replace
 from math import ceil, inf, lcm
@@ -177,3 +177,11 @@ def test_a_first_stage_with_enough_replicas_keeps_the_second_busy(r: int, f: int
     costs = Costs(F=[r * f, f], B=[r * b, b])
     fewer, more = (simulate(pipedream(2, rounds * r, replicas=(r, 1)), costs).makespan for rounds in (4, 9))
     assert more - fewer == 5 * r * (f + b)
+
+
+@given(st.integers(1, 20), st.integers(1, 20))
+def test_with_noam_mini_batches_two_one_one_idles_a_third_of_the_time(f: int, b: int) -> None:
+    """Each stage as fast as the others; the replicas of the first wait for each other after every round."""
+    costs = Costs(F=[2 * f, f, f], B=[2 * b, b, b])
+    fewer, more = (simulate(pipedream(3, m, replicas=(2, 1, 1)), costs).makespan for m in (20, 40))
+    assert more - fewer == 20 * (f + b) * 1.5

@@ -1,4 +1,4 @@
-"""Stages on several devices train as the plain rule says, on threads and on ranks, and stay alike to the bit."""
+"""Stages on several devices train as the plain rule says, on threads and on ranks, and stay alike."""
 
 import copy
 from functools import partial
