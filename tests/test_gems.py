@@ -16,7 +16,7 @@ from fewgpu.schedule import (CHECKPOINTS, Op, check, gems, gpipe, one_f_one_b, s
 from fewgpu.simulate import Costs, simulate
 from fewgpu.workshop.demos import Show, run
 from tests.pictures import faults
-from tests.test_placement import batches, copies, layers, mse, plainly, sgd
+from tests.test_placement_runs import batches, copies, layers, mse, plainly, sgd
 
 SIZES = st.integers(1, 8), st.integers(1, 20)   # stages, micro-batches
 

@@ -140,6 +140,10 @@ def _verify_updates_of(schedule: Schedule, stage: int, device: int, *, any_made:
             own = {k for k in batch if schedule.device_at(stage, k) == device}
             if not batch:
                 raise ScheduleError(f'stage {stage} updates its weights once too often', schedule, cell)
+            if len(batch) < schedule.covered(stage) and stage not in schedule.device_of:
+                raise ScheduleError(f'the update of stage {stage} is the mean of {schedule.covered(stage)} '
+                                    f'micro-batches, a round of its devices, and there are {len(batch)}: '
+                                    f'every round is full', schedule, cell)
             if since != own:
                 raise ScheduleError(_explain_update(stage, since, own), schedule, cell)
             made += 1

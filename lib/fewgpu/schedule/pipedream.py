@@ -50,20 +50,24 @@ def pipedream(stages: int, micro_batches: int, *, replicas: Sequence[int] | None
     if vertical_sync and not stashing:
         raise ValueError('vertical sync takes older weights, which stay only with stashing=True')
     counts = (1,) * stages if replicas is None else tuple(replicas)
-    if len(counts) != stages or min(counts) < 1:
-        raise ValueError(f'replicas are a number of devices, at least 1, for each of the {stages} stages, '
-                         f'not {counts}')
+    _verify_replicas(counts, stages, micro_batches)
     if vertical_sync and len({*counts}) > 1:
         raise ValueError(f'vertical sync counts updates, of which stages with replicas {counts} make different '
                          f'numbers: give every stage as many')
-    if micro_batches % (whole := lcm(*counts)):
-        raise ValueError(f'pipedream with replicas {counts} needs a multiple of {whole} micro-batches, so '
-                         f'that every round is full, not {micro_batches}: take '
-                         f'{-(-micro_batches // whole) * whole}')
     rows = tuple(tuple(_row(stage, number, counts, micro_batches))
                  for stage, count in enumerate(counts) for number in range(count))
     return Schedule('pipedream', stages, micro_batches, rows, update_every=1,
                     weights='vertical' if vertical_sync else 'stashed' if stashing else 'unstashed')
+
+
+def _verify_replicas(counts: Sequence[int], stages: int, micro_batches: int) -> None:
+    if len(counts) != stages or min(counts) < 1:
+        raise ValueError(f'replicas are a number of devices, at least 1, for each of the {stages} stages, '
+                         f'not {counts}')
+    if micro_batches % (whole := lcm(*counts)):
+        raise ValueError(f'pipedream with replicas {counts} needs a multiple of {whole} micro-batches, so '
+                         f'that every round is full, not {micro_batches}: take '
+                         f'{-(-micro_batches // whole) * whole}')
 
 
 def _row(stage: int, number: int, counts: Sequence[int], micro_batches: int) -> Iterator[Op]:
