@@ -103,7 +103,8 @@ def test_flags_change_the_cluster():
     flags = {'--memory': '80GB', '--bandwidth': '100Gbit/s', '--inside': '600GB/s', '--per-server': 4, '--latency': 2,
              '--tflops': 300, '--efficiency': 0.5, '--host-bandwidth': '25GB/s', '--host-memory': '1TB',
              '--disk-bandwidth': '3GB/s'}
-    result = run('--model', 'gpt-2.2B', '--gpus', 16, '--batch', 100, '--json', *(x for pair in flags.items() for x in pair))
+    result = run('--model', 'gpt-2.2B', '--gpus', 16, '--batch', 100, '--json',
+                 *(word for pair in flags.items() for word in pair))
     cluster = preset('v100-16', devices=16, memory=80e9, between=12.5e9, inside=600e9, per_server=4, latency=2e-6,
                      flops=300e12, efficiency=0.5, host_bandwidth=25e9, host_memory=1e12, disk_bandwidth=3e9)
     assert [one['step_seconds'] for one in json.loads(result.stdout)] == [
@@ -127,10 +128,12 @@ def test_where_nothing_fits_nothing_wins(tmp_path):
 
 
 @pytest.mark.parametrize('flags, said', [
-    (['--model', 'gpt-9'], 'there is no model'), (['--model', 'no.py:f'], 'FILE.py:FUNCTION'), (['--gpus', 0], '--gpus'),
+    (['--model', 'gpt-9'], 'there is no model'), (['--model', 'no.py:f'], 'FILE.py:FUNCTION'),
+    (['--gpus', 0], '--gpus'),
     (['--memory', '16'], 'amount of memory'), (['--bandwidth', '10Gb/s'], 'bits or bytes'),
     (['--cluster', 'x'], 'there is no cluster'), (['--batch', 0], 'at least one sample'),
-    (['--precision', 'int8'], 'mixed or fp32'), (['--efficiency', 2], 'efficiency'), (['--per-server', 0], 'per_server'),
+    (['--precision', 'int8'], 'mixed or fp32'), (['--efficiency', 2], 'efficiency'),
+    (['--per-server', 0], 'per_server'),
     (['--tflops', -1], 'flops'), (['--latency', -1], 'latency')])
 def test_a_wrong_flag_gets_a_sentence(flags, said):
     result = run(*flags)

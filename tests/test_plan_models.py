@@ -146,8 +146,8 @@ def test_measured_has_seconds_in_place_of_flops():
 
 
 @pytest.mark.parametrize('text, said', [
-    ('', 'there is no function make'), ('def make(): return 3', 'returned int'), ('def make(): return 1 / 0', 'ZeroDivision'),
-    ('x = ', 'SyntaxError'),
+    ('', 'there is no function make'), ('def make(): return 3', 'returned int'),
+    ('def make(): return 1 / 0', 'ZeroDivision'), ('x = ', 'SyntaxError'),
     ('import torch\ndef make(): return torch.nn.Sequential(torch.nn.Linear(3, 4)), torch.ones(2, 5)', 'does not run')])
 def test_a_file_that_makes_no_model_is_told_so(tmp_path, text, said):
     path = tmp_path / 'nets.py'

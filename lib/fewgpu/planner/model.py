@@ -81,7 +81,7 @@ class Model:
     batch: int = 256
     heads: int = 1
     about: str = ''   #: its sizes, for people
-    _cuts: dict[tuple[int, int], tuple[StageSums, ...]] = field(default_factory=dict, repr=False)
+    _cuts: dict[tuple[int, int], tuple[StageSums, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.layers:

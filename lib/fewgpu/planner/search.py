@@ -13,6 +13,8 @@ from fewgpu.planner import way_pipeline, way_zero
 from fewgpu.planner.way_why import why
 from fewgpu.planner.ways import Prediction, Setting, Task
 
+MOST_ROWS = 4096   #: samples of a micro-batch: larger ones are not tried
+
 Knobs = Callable[[Task], Iterator[Setting]]
 
 
@@ -38,7 +40,7 @@ def _rows(task: Task, setting: Setting, kinds: tuple[str, ...]) -> Iterator[Sett
     if setting.schedule == '2bw':   # updates after at least as many micro-batches as there are stages
         most //= setting.stages
     for recompute in kinds if most else ():
-        for rows in powers(most):
+        for rows in powers(min(most, MOST_ROWS)):
             one = replace(setting, rows=rows, recompute=recompute)
             if setting.schedule != '2bw' or one.chunks(task.batch) >= setting.stages:
                 yield one

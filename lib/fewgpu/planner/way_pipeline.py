@@ -22,7 +22,8 @@ def predict(name: str, task: Task, setting: Setting) -> Prediction:
     Raises ValueError for more stages than layers.
     """
     stages = task.model.stages(setting.stages, setting.tensor)
-    every = [times(task, setting, stage) for stage in stages]
+    seconds = {stage: times(task, setting, stage) for stage in set(stages)}   # most are alike
+    every = [seconds[stage] for stage in stages]
     chunks = setting.chunks(task.batch)
     slowest = max(every, key=lambda one: one.slot)
     slot, again, link = map(fmean, zip(*((one.slot, one.again, one.link) for one in every)))

@@ -1,6 +1,7 @@
-"""The planner against the clock: seven ways to train, predicted from layers measured alone, then run here"""
+"""The planner against the clock: seven ways to train, predicted from layers measured alone, and run here"""
 
 import time
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from fewgpu.planner.cluster import Cluster, preset
 from fewgpu.planner.growth import communication_share
 from fewgpu.planner.known import known
 from fewgpu.planner.model import Model
-from fewgpu.planner.own import measured
+from fewgpu.planner.own import own
 from fewgpu.planner.search import rank
 from fewgpu.planner.way_memory import Precision
 from fewgpu.planner.ways import Prediction, Setting, Task
@@ -27,7 +28,7 @@ from fewgpu.workshop.demos import Show
 
 WIDTH, LAYERS, ROWS, CHUNKS = 512, 8, 64, 8   # of a linear layer; of the model; of a micro-batch; a mini-batch
 PACE = 0.1           # of a core: so slow that other programs on this machine hardly matter
-ROUNDS = 3
+WARM_UP, ROUNDS = 3, 3
 SGD = Precision('float32, SGD', weight=4, gradient=4, optimizer=0, number=4)
 PREDICTED, MEASURED = Look('predicted', '#b4d2ea', '#6d9cc0', '////'), Look('measured', '#1f5583', '#10324f')
 
@@ -69,12 +70,12 @@ class Result(NamedTuple):
 
 def demo(show: Show) -> Figure:
     """Seven configurations, predicted and measured; C23, C33, C46."""
-    show.say(f'{LAYERS} linear layers of {WIDTH} x {WIDTH} are measured one by one, alone. From these seconds and '
-             f'bytes, and nothing else, the planner predicts seven ways to train them: six on virtual devices that '
-             f'compute at {PACE:.0%} of the speed of a core, and data parallelism on two processes of that speed, '
-             f'whose all-reduce is measured alone, too. Then all seven are run.')
-    profile = measured(_model(), torch.randn(ROWS, WIDTH), timeout=3.0)
-    results, share = _on_paced_devices(profile)
+    show.say(f'{LAYERS} linear layers of {WIDTH} x {WIDTH} are measured one by one: each alone on a virtual device '
+             f'that computes at {PACE:.0%} of the speed of a core. From these seconds and bytes, and nothing else, the '
+             f'planner predicts six ways to train them on such devices, and data parallelism on two processes of that '
+             f'speed, whose all-reduce is measured alone, too. All are run in turns, and the layers with them.')
+    profile, measurements, share = _on_paced_devices()
+    results = {way.name: Result(_predict(way, profile, _bandwidth(way, profile)), *measurements[way]) for way in WAYS}
     results[DATA.name] = _on_ranks(profile)
     off = median(abs(result.error) for result in results.values())
     show.table(_table(results))
@@ -93,8 +94,8 @@ def demo(show: Show) -> Figure:
 
 
 def _predict(way: Way, profile: Model, bandwidth: float) -> Prediction:
-    """From seconds of layers: a device does PACE of them a second."""
-    cluster = Cluster(devices=way.devices, per_server=1, memory=1e12, flops32=PACE, efficiency=1.0, overhead=0.0,
+    """From a model that has seconds in place of FLOPs."""
+    cluster = Cluster(devices=way.devices, per_server=1, memory=1e12, flops32=1.0, efficiency=1.0, overhead=0.0,
                       latency=0.0, between=bandwidth)
     return way_pipeline.predict(way.name, Task(profile, cluster, ROWS * CHUNKS, SGD), way.setting)
 
@@ -103,7 +104,7 @@ def _bandwidth(way: Way, profile: Model) -> float:
     """Bytes a second, such that a message takes the way's share of a stage's time."""
     if not way.link:
         return 1e15
-    seconds = ROWS * (profile.flops + sum(layer.gradient_flops for layer in profile.layers)) / way.devices / PACE
+    seconds = ROWS * (profile.flops + sum(layer.gradient_flops for layer in profile.layers)) / way.devices
     return ROWS * WIDTH * 4 / (way.link * seconds)
 
 
@@ -133,22 +134,41 @@ def _share_of_a_core() -> float:
     return (time.thread_time() - computed) / (time.perf_counter() - begun)
 
 
-def _on_paced_devices(profile: Model) -> tuple[dict[str, Result], float]:
-    """In turns, and the medians; and the share of a core that there was meanwhile."""
+def _on_paced_devices() -> tuple[Model, dict[Way, tuple[float, int]], float]:
+    """What layers cost; samples a second and bytes of every way; the share of a core that there was meanwhile.
+
+    Ways and layers take turns, and medians count. Links are as slow as the first measurement of layers says.
+    """
     x = torch.randn(ROWS * CHUNKS, WIDTH)
-    pipelines = {way: _pipeline(way, profile) for way in WAYS}
+    alone = Pipeline(_model(), [1] * LAYERS, schedule='gpipe', chunks=1, loss_fn=nn.functional.mse_loss,
+                     devices=[Device('cpu', index=index, pace=PACE) for index in range(LAYERS)])
+    layers, shares = [_layers(alone, x[:ROWS]) for _ in range(WARM_UP)][-1:], []
+    pipelines = {way: _pipeline(way, _profile(layers)) for way in WAYS}
     peaks = {way: _peak(pipe, x) for way, pipe in pipelines.items()}
     seconds: dict[Way, list[float]] = {way: [] for way in WAYS}
-    shares = []
     for _ in range(ROUNDS):
         shares.append(_share_of_a_core())
         for way, pipe in pipelines.items():
+            layers.append(_layers(alone, x[:ROWS]))
             begun = time.perf_counter()
             pipe.step(x, x)
             seconds[way].append(time.perf_counter() - begun)
-    predicted = {way: _predict(way, profile, _bandwidth(way, profile)) for way in WAYS}
-    return {way.name: Result(predicted[way], len(x) / median(seconds[way]), peaks[way])
-            for way in WAYS}, median(shares)
+    return (_profile(layers), {way: (len(x) / median(seconds[way]), peaks[way]) for way in WAYS}, median(shares))
+
+
+def _layers(alone: Pipeline, x: torch.Tensor) -> list[tuple[float, float]]:
+    """Seconds of every layer's forward and backward, of one micro-batch on which one layer works at a time."""
+    alone.step(x, x)
+    return [tuple(next(span.seconds for span in row if span.op.kind == kind) for kind in 'FB')
+            for row in alone.trace.rows]
+
+
+def _profile(rounds: list[list[tuple[float, float]]]) -> Model:
+    """The layers, with seconds in place of FLOPs: the median of all, for they are alike."""
+    forward, backward = (median(one[kind] for layers in rounds for one in layers) / ROWS for kind in (0, 1))
+    counted = own(_model(), torch.randn(ROWS, WIDTH))
+    return replace(counted, layers=tuple(replace(layer, flops=forward, backward=backward)
+                                         for layer in counted.layers))
 
 
 def _peak(pipe: Pipeline, x: torch.Tensor) -> int:
@@ -260,7 +280,7 @@ def _picture(results: dict[str, Result]) -> Figure:
     machines = [1, 2, 4, 8, 16, 32]
     shares = {name: (machines, communication_share(known(name), Cluster(per_server=1), machines))
               for name in ('alexnet', 'vgg16', 'resnet50')}
-    plot.lines(shares, right, title='Data parallelism: share of communication, predicted', log='x',
+    plot.lines(shares, right, title='Communication in data parallelism, predicted', log='x',
                x='machines with one V100 each, 25 Gbit/s', y='share of a step')
     right.set_ylim(0.0, 1.0)
     right.yaxis.set_major_formatter(lambda share, _: f'{share:.0%}')
