@@ -1,6 +1,7 @@
 """Many models on few devices: the planner's laws in virtual time, and real training that equals training alone."""
 
 import functools
+import io
 import math
 import threading
 from collections import defaultdict
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from torch import nn
 
 from fewgpu.device import Device
@@ -17,6 +19,8 @@ from fewgpu.link import Link
 from fewgpu.lrtf import Chain, Lrtf, plan
 from fewgpu.sharp import Job, sharp
 from fewgpu.spill import Spilled
+from fewgpu.workshop.demos import Show, run
+from tests.pictures import faults
 from tests.reference import differences
 from tests.test_spill import Breaks, data, deep, mean_square
 
@@ -286,3 +290,12 @@ def test_mini_batches_that_fail_are_an_error_of_their_model():
     with pytest.raises(ValueError, match='rows of targets') as caught:
         sharp([Job(spilled(0, 1, 1), [(torch.ones(2, 8), torch.ones(3, 8))], name='odd')], [Device()])
     assert 'in the mini-batches of odd' in caught.value.__notes__
+
+
+@pytest.mark.slow
+def test_the_demonstration_runs_and_its_picture_can_be_read():
+    show = Show(Console(file=io.StringIO()))
+    assert faults(run('hydra', show)) == []
+    found = {finding.claim: finding for finding in show.claims}
+    assert set(found) == {'C35', 'C36', 'C37', 'C38'}
+    assert found['C36'].confirmed   # which is about bytes and bits; the others are about seconds

@@ -1,14 +1,15 @@
 """Sharded-LRTF: which model a free device works on next, and when everything would be done (Hydra).
 
-Many models are trained at once on a few devices. A model is a chain of units, one at a time; a device that
-is free takes the model with the longest remaining time (LRTF) among those that no device works on, and while it
-computes, the model that it will take next is chosen in the same way, so that its shard can be loaded meanwhile;
-the model that is computed with stays a candidate. A device that would idle takes a model that was chosen
-for another one: no device waits while there is something to do.
+Many models are trained at once on a few devices. A model is a chain of units, one at a time. A device
+that is free takes the model with the longest remaining time (LRTF) among those that no device works on.
+While it computes, the model that it will take next is chosen in the same way, so that its shard can be
+loaded meanwhile; the model that is computed with stays a candidate. A device that would idle takes a
+model that was chosen for another one: no device waits while there is something to do.
 
-Time that remains counts unit by unit. (The authors' code counts the mini-batch under way as a whole.) With units
-of equal length and no transfers that is Hu's rule (Operations Research 9, 1961), which nothing beats; for others
-Graham's bound holds: at most 2 - 1/m times the shortest time on m devices.
+Time that remains counts unit by unit. (The authors' code counts the mini-batch under way as a whole.)
+With units of equal length and no transfers that is Hu's rule (Operations Research 9, 1961; remembered),
+which nothing beats; for others Graham's bound holds (remembered, too): at most 2 - 1/m times the shortest
+time on m devices.
 
 `Lrtf` decides, here for `plan`, in virtual time, and in `fewgpu.sharp` for real devices. Imports no torch.
 """
@@ -25,9 +26,10 @@ from fewgpu.trace import Span, Timeline
 
 @dataclass(frozen=True)
 class Chain:
-    """One model: seconds of every unit of a mini-batch (None: not known yet), and mini-batches over all epochs.
+    """One model: seconds of every unit of a mini-batch (None: not known yet), and its mini-batches.
 
     A mini-batch has 2 S - 1 units; `loads` are the seconds in which the shard of each comes to a device.
+    `batches` are those of all epochs.
     Raises ValueError for a number of units that is even, or negative seconds.
     """
 
@@ -36,7 +38,8 @@ class Chain:
     loads: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        if len(self.units) % 2 == 0 or self.batches < 0 or min((s for s in self.units if s is not None), default=0) < 0:
+        known = [seconds for seconds in self.units if seconds is not None]
+        if len(self.units) % 2 == 0 or self.batches < 0 or min(known, default=0) < 0:
             raise ValueError(f'a model has 2 S - 1 units of at least 0 s and mini-batches, not {self}')
         if self.loads is not None and (len(self.loads) != len(self.units) or min(self.loads) < 0):
             raise ValueError(f'a model has one load of at least 0 s for each unit, not {self.loads}')
@@ -124,8 +127,8 @@ class Lrtf:
     def _longest(self, models: Sequence[int], own: int | None = None) -> int | None:
         """`own` is computed with: what remains of it does not count the unit under way."""
         def remains(model: int) -> float:
-            under_way = self._known[model][self._done[model] % len(self._known[model])] if model == own else None
-            return self.remaining(model) - (under_way or 0.0)
+            number = self._done[model] % len(self._known[model])
+            return self.remaining(model) - (model == own) * (self._known[model][number] or 0.0)
         return max(models, key=lambda model: (remains(model), -model), default=None)
 
 
@@ -176,7 +179,7 @@ class _Plan:
         self._chains, self._lrtf, self._prefetch = chains, Lrtf(chains), prefetch
         self._idle = set(range(devices))
         self._loaded: dict[int, tuple[tuple[int, int], float]] = {}   # device -> (model, unit), when
-        self._events: list[tuple] = []                                # (time, is a start, device, model, unit, start)
+        self._events: list[tuple] = []   # (time, is a start, device, model, unit, when that started)
         self._done: list[Done] = []
 
     def run(self) -> Shared:

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from fewgpu.balance.sandbox import sandbox
 from fewgpu.context import Context
 from fewgpu.device import Device
+from fewgpu.gate import flags
 from fewgpu.loss import LossFn
 from fewgpu.partition import verify_module
 from fewgpu.shard import Placed, Shard
@@ -31,9 +32,10 @@ def shards_that_fit(module: nn.Sequential, x: Any, y: Any, loss_fn: LossFn, devi
                     double_buffer: int | float = 0.4, inputs_on_host: bool = False) -> list[int]:
     """Layers a shard, as few shards as the rules find, for `Spilled` with this mini-batch.
 
-    `double_buffer` is kept free: bytes, or a share (below 1.0) of the device's limit. Half of it is for the
-    shard that is on its way in, half for the gradients on their way out, so no shard is larger than half of it.
-    0 is for Spilled without prefetch. Without `inputs_on_host` the inputs of all shards stay on the device.
+    `double_buffer` is kept free: bytes, or a share (below 1.0) of the device's limit. Half of it is for
+    the shard that is on its way in, half for the gradients on their way out, so no shard is larger than
+    half of it. 0 is for Spilled without prefetch. Without `inputs_on_host` the inputs of all shards stay on
+    the device.
     (Optimizers work on the host, and need nothing here.)
 
     Copies of the layers run, so the module, its gradients and the random generators stay as they are.
@@ -118,20 +120,21 @@ class _Pilot:
         return len(self._layers) - first
 
     def _try(self, first: int, count: int, inputs: Placed) -> Placed | None:
-        """What these layers return (on the host), as one shard, forward and backward; None if they do not fit."""
+        """What these layers return (on the host), tried as one shard; None if they do not fit."""
         shard, last = self._shard(first, count), first + count == len(self._layers)
         if self._reserved and 2 * shard.bytes > self._reserved:
             return None
         with_loss = WithLoss(shard.module, self._loss_fn) if last else None
-        batch = MiniBatch([shard], with_loss, inputs, self._y, self._context, [], inputs_on_host=self._on_host)
+        batch = MiniBatch([shard], with_loss, inputs, self._y, self._context, [],
+                          inputs_on_host=self._on_host)
         try:
             if last:
                 batch.compute(Unit('L', 0), shard.promote(self._device), self._device)
                 return inputs   # of no further use
             batch.compute(Unit('F', 0), shard.promote(self._device), self._device)
             outputs = batch.inputs.pop(1).to(None)   # where the backward does not meet it
-            batch.gradient = Placed([torch.ones_like(leaf) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-                                     else None for leaf in pytree.tree_leaves(outputs.value)], None)
+            batch.gradient = Placed([torch.ones_like(leaf) if needed else None for leaf, needed in zip(
+                pytree.tree_leaves(outputs.value), flags(outputs.value))], None)
             batch.compute(Unit('B', 0), shard.promote(self._device, again=True), self._device)
             return outputs
         except torch.OutOfMemoryError:
@@ -148,6 +151,7 @@ class _Pilot:
 
     def _too_large(self, k: int) -> str:
         name, layer = self._layers[k]
-        return (f'layer {k} ({name}, {type(layer).__name__}) does not fit {self._device.name} by itself, beside a '
-                f'double buffer of {self._reserved:,} bytes and what the shards before it keep there: use smaller '
-                f'mini-batches or inputs_on_host=True, reserve less or more, or cut the layer into tiles')
+        return (f'layer {k} ({name}, {type(layer).__name__}) does not fit {self._device.name} by itself, '
+                f'beside a double buffer of {self._reserved:,} bytes and what the shards before it keep '
+                f'there: use smaller mini-batches or inputs_on_host=True, reserve less (or more, if the '
+                f'layer is over half of it), or cut the layer into tiles')

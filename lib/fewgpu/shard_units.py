@@ -48,7 +48,8 @@ class Visit(NamedTuple):
 def units(shards: int) -> list[Unit]:
     """Of one mini-batch, in order: 2 * shards - 1."""
     last = shards - 1
-    return [*(Unit('F', s) for s in range(last)), Unit('L', last), *(Unit('B', s) for s in reversed(range(last)))]
+    return [*(Unit('F', s) for s in range(last)), Unit('L', last),
+            *(Unit('B', s) for s in reversed(range(last)))]
 
 
 class MiniBatch:
@@ -148,9 +149,10 @@ class WithLoss(nn.Module):
 
     def __init__(self, module: nn.Module, loss_fn: LossFn) -> None:
         super().__init__()
-        if not callable(loss_fn) or isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.parameters()):
-            raise TypeError('loss_fn takes the output and the target, as nn.functional.cross_entropy does, and '
-                            'has no parameters, which no shard would train: put those into the last layer')
+        if not callable(loss_fn) or isinstance(loss_fn, nn.Module) and [*loss_fn.parameters()]:
+            raise TypeError('loss_fn takes the output and the target, as nn.functional.cross_entropy does, '
+                            'and has no parameters, which no shard would train: put those into the last '
+                            'layer')
         self.module, self.loss_fn = module, loss_fn
 
     def forward(self, inputs: tuple[Any, Any]) -> torch.Tensor:
@@ -200,7 +202,8 @@ class Behind:
 def _where(error: BaseException, what: str, unit: Unit, model: str, device: Device) -> str:
     """Which shard of which model, and which line that the learner wrote."""
     name = {'F': 'forward', 'L': 'forward, loss and backward', 'B': 'backward'}[unit.kind]
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_LIBRARIES)]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__)
+           if not frame.filename.startswith(_LIBRARIES)]
     line = f', at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}' if own else ''
     of = f' of {model}' if model else ''
     return f'in shard {unit.shard}{of} on {device.name}, {what} of its {name}{line}'

@@ -32,8 +32,8 @@ from fewgpu.shard_units import Behind, MiniBatch, Unit, Visit, thread_beside
 class Job:
     """A model and what it is to be trained on: `batches` are (x, y), iterated anew in every epoch.
 
-    `seed` is that of a generator of the model's own for its random streams (None: drawn from torch's), so that
-    its results do not depend on who trains beside it. (Its `device` and `prefetch` are not used here.)
+    `seed` is that of a generator of the model's own for its random streams (None: drawn from torch's), so
+    that its results do not depend on who trains beside it. (Its `device` and `prefetch` are not used here.)
     """
 
     model: Spilled
@@ -65,7 +65,8 @@ class Trained:
 def sharp(jobs: Sequence[Job], devices: Sequence[Device], *, prefetch: bool = True) -> Trained:
     """Train all jobs to their end. Each model's results are those of training it alone.
 
-    An error in any unit ends all, when those under way are done; it names model, shard and the learner's line.
+    An error in any unit ends all, when those under way are done; it names model, shard and the learner's
+    line.
     Raises ValueError for two jobs with one model or one device twice.
     """
     if not devices or len(set(devices)) < len(devices):
@@ -73,7 +74,7 @@ def sharp(jobs: Sequence[Job], devices: Sequence[Device], *, prefetch: bool = Tr
     if len({job.model.module for job in jobs}) < len(jobs):
         raise ValueError('every job needs a model of its own: two of them train the same one')
     with contextlib.ExitStack() as turns, torch.enable_grad():
-        for job in sorted(jobs, key=lambda job: id(job.model.turn)):   # in one order, or two callers would wait
+        for job in sorted(jobs, key=lambda job: id(job.model.turn)):   # callers in one order: no circle
             turns.enter_context(job.model.turn)
         return _Run(jobs, devices, prefetch).go()
 

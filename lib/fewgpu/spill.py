@@ -117,7 +117,7 @@ class Spilled:
         self.module.load_state_dict(state)
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
-        """What the optimizers remember of each parameter, by its name in the plain model, whatever the balance."""
+        """What the optimizers remember of each parameter, by its name in the plain model."""
         return {name: shard.optimizer.state[parameter] for shard in self.shards if shard.optimizer
                 for name, parameter in shard.module.named_parameters() if parameter in shard.optimizer.state}
 
