@@ -188,12 +188,13 @@ def _judge(show: Show, found: dict[int, dict[int, Found]], parameters: int) -> N
               for (ranks, stage), count in held.items())
     apart = max(abs(one / other - 1) for of_stages in found.values() for stage in (1, 2, 3)
                 for one, other in zip(of_stages[stage].losses, of_stages[0].losses))
+    alike = f'within {apart:.0e} (relative)' if apart else 'to the bit'
     changed = _lines_to_change()
     each = ', '.join(f'{held[RANKS[1], stage] / parameters:.1f}' for stage in STAGES)
     show.claims.test('C39', off < 0.01 and apart < 1e-3 and changed <= 5,
                      f'on {RANKS[1]} ranks a rank holds {each} bytes a parameter in stages 0 to 3, within '
-                     f'{off:.2%} of the formula; losses are those of data parallelism within {apart:.0e} '
-                     f'(relative); {changed} lines of the training loop change',
+                     f'{off:.2%} of the formula; losses are those of data parallelism {alike}; '
+                     f'{changed} lines of the training loop change',
                      because='Shards are padded to equal lengths, and there are a few numbers beside them.')
     gpus, host, disk = 0.5, 1.5, 28.0   # TB of a machine with 16 GPUs (arXiv 2104.07857, figure 2b)
     outside = (host + disk) / (gpus + host + disk)
