@@ -59,14 +59,16 @@ class Gathering:
 
     def _forward(self, unit: Unit, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         views = unit.views(self._whole(unit))
-        self._begin(self._number[unit] + 1)
+        is_recompute = unit in self._in_backward
+        if not is_recompute:
+            self._begin(self._number[unit] + 1)
         try:
             tensors = _Gather.apply(self._anchor, self, unit, views)
             with unit.place(tensors), self._saving():
                 outputs = forward(*inputs, **named)
         finally:
             del views
-            if unit not in self._in_backward:   # else this is a recompute
+            if not is_recompute:   # else the backward goes on to need it
                 self._release(unit)
         if torch.is_grad_enabled() and unit.is_sharded:
             for leaf in pytree.tree_leaves(outputs):

@@ -58,6 +58,7 @@ class ZeRO(nn.Module):
     - `precision=torch.bfloat16`: parameters, buffers, floating-point inputs and gradients have this
       dtype, and each shard a float32 copy, which the optimizer trains. Autocast works, too, but its
       rounded copies of the parameters live until the backward.
+    - `optimizer` is there for schedulers of learning rates, `units` to look at, `bytes_sent` to count.
     - All ranks do the same forwards and backwards, and use the units in the same order.
 
     Args:

@@ -53,10 +53,10 @@ def demo(show: Show) -> Figure:
     """Run it."""
     found = {ranks: launch(_measure, ranks)[0] for ranks in RANKS}
     parameters = sum(parameter.numel() for parameter in _network().parameters())
-    show.say(f'{RANKS[0]} and then {RANKS[1]} ranks train a GPT of {parameters:,} parameters with Adam in float32. '
-             f'Bytes are counted by the memory ledger between a backward and the update, activations '
-             f'being gone; what a rank sends, by its group; the formulas are the paper\'s. Seconds are '
-             f'those of the slower of two ranks, one a core, stages in turn, medians.')
+    show.say(f'{RANKS[0]} and then {RANKS[1]} ranks train a GPT of {parameters:,} parameters with Adam in '
+             f'float32. Bytes are counted by the memory ledger between a backward and the update, when '
+             f'activations are gone; what a rank sends, by its group; the formulas are those of the paper. '
+             f'Seconds are those of the slower of two ranks, one a core, stages in turn, medians.')
     show.table(_measured(found, parameters))
     show.table(_published())
     _judge(show, found, parameters)
@@ -116,7 +116,8 @@ def _measure() -> dict[int, Found]:
         slowest = torch.tensor(seconds[stage][1:])
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         seconds[stage] = slowest.tolist()
-    return {stage: Found(*counted[stage], statistics.median(seconds[stage]), losses[stage]) for stage in STAGES}
+    return {stage: Found(*counted[stage], statistics.median(seconds[stage]), losses[stage])
+            for stage in STAGES}
 
 
 def _counted(stage: int, tokens: torch.Tensor) -> tuple[dict[str, int], int]:
@@ -153,14 +154,16 @@ def _made(stage: int) -> tuple[nn.Module, Callable[[], None], Callable[[], int]]
 
 
 def _measured(found: dict[int, dict[int, Found]], parameters: int) -> Table:
-    table = Table('ranks', 'ZeRO stage', 'bytes a parameter', 'formula', 'sent a step', 'formula', 'ms a step',
-                  f'loss {ROUNDS}', caption='P: the bytes of the parameters, times (N-1)/N for N ranks;'
-                  f' loss {ROUNDS}: that of step {ROUNDS} on the rows of rank 0')
+    table = Table('ranks', 'ZeRO stage', 'bytes a parameter', 'formula', 'sent a step', 'formula',
+                  'ms a step', f'loss {ROUNDS}', caption=(
+                      'P: the bytes of the parameters, times (N-1)/N for N ranks; '
+                      f'loss {ROUNDS}: that of step {ROUNDS} on the rows of rank 0'))
     for ranks in RANKS:
         share = parameters * 4 * (ranks - 1) / ranks
         for stage, name in STAGES.items():
             one = found[ranks][stage]
-            table.add_row(f'{ranks}', name.removeprefix('ZeRO '), f'{sum(one.held.values()) / parameters:.3f}',
+            held = sum(one.held.values()) / parameters
+            table.add_row(f'{ranks}', name.removeprefix('ZeRO '), f'{held:.3f}',
                           f'{bytes_per_rank(1, ranks, stage, **FP32):.3f}', f'{one.sent / share:.3f} P',
                           f'{MOVES[stage]} P', f'{1e3 * one.seconds:.0f}' if ranks == RANKS[0] else '',
                           f'{one.losses[-1]:.5f}', end_section=stage == 3)
@@ -179,24 +182,27 @@ def _published() -> Table:
 
 
 def _judge(show: Show, found: dict[int, dict[int, Found]], parameters: int) -> None:
-    off = max(abs(sum(found[ranks][stage].held.values()) / bytes_per_rank(parameters, ranks, stage, **FP32) - 1)
-              for ranks in RANKS for stage in (1, 2, 3))
+    held = {(ranks, stage): sum(one.held.values()) for ranks, of_stages in found.items()
+            for stage, one in of_stages.items()}
+    off = max(abs(count / bytes_per_rank(parameters, ranks, stage, **FP32) - 1)
+              for (ranks, stage), count in held.items())
     apart = max(abs(one / other - 1) for of_stages in found.values() for stage in (1, 2, 3)
                 for one, other in zip(of_stages[stage].losses, of_stages[0].losses))
+    alike = f'within {apart:.0e} (relative)' if apart else 'to the bit'
     changed = _lines_to_change()
+    each = ', '.join(f'{held[RANKS[1], stage] / parameters:.1f}' for stage in STAGES)
     show.claims.test('C39', off < 0.01 and apart < 1e-3 and changed <= 5,
-                     f'on {RANKS[1]} ranks a rank holds '
-                     f'{", ".join(f"{sum(found[RANKS[1]][s].held.values()) / parameters:.1f}" for s in STAGES)} bytes '
-                     f'a parameter in stages 0 to 3, within {off:.2%} of the formula; losses are those of data '
-                     f'parallelism within {apart:.0e} (relative); {changed} lines of the training loop change',
-                     because='Shards are padded to equal lengths, and each graph has a few numbers of its own.')
+                     f'on {RANKS[1]} ranks a rank holds {each} bytes a parameter in stages 0 to 3, within '
+                     f'{off:.2%} of the formula; losses are those of data parallelism {alike}; '
+                     f'{changed} lines of the training loop change',
+                     because='Shards are padded to equal lengths, and there are a few numbers beside them.')
     gpus, host, disk = 0.5, 1.5, 28.0   # TB of a machine with 16 GPUs (arXiv 2104.07857, figure 2b)
     outside = (host + disk) / (gpus + host + disk)
     show.claims.test('C40', outside > 0.5 and 12 / 16 > 0.5,
-                     f'a machine of 16 GPUs has {gpus} TB in them, {host} TB in the host and {disk:.0f} TB on disks: '
-                     f'states that fill it are {outside:.0%} outside the GPUs; and of 16 bytes a parameter the '
-                     f"optimizer's 12 are used only once a step", by='published figures',
-                     because='ZeRO shares out the memory of the devices only; ZeRO-Infinity goes on from here.')
+                     f'a machine of 16 GPUs has {gpus} TB in them, {host} TB in the host and {disk:.0f} TB '
+                     f'on disks: states that fill it are {outside:.0%} outside the GPUs; and of 16 bytes a '
+                     f"parameter the optimizer's 12 are used only once a step", by='published figures',
+                     because='ZeRO shares out the memory of devices only; ZeRO-Infinity goes on from here.')
 
 
 def _picture(found: dict[int, dict[int, Found]], parameters: int) -> Figure:
@@ -204,8 +210,9 @@ def _picture(found: dict[int, dict[int, Found]], parameters: int) -> Figure:
     above, below = figure.subplots(2, 1, height_ratios=(3, 2.4))
     _bars(above, found, parameters)
     devices = list(TABLE_1)
-    lines({f'stage {stage}': (devices, [TABLE_1[n][stage - 1] for n in devices]) for stage in (1, 2, 3)}, below,
-          title='Published (table 1): 7.5 billion parameters, 16 bytes each', x='devices', y='GB a device', log='xy')
+    published = {f'stage {stage}': (devices, [TABLE_1[n][stage - 1] for n in devices]) for stage in (1, 2, 3)}
+    lines(published, below, title='Published (table 1): 7.5 billion parameters, 16 bytes each', x='devices',
+          y='GB a device', log='xy')
     return figure
 
 
