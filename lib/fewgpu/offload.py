@@ -211,8 +211,8 @@ class Offloaded:
         given = {key: value.shape for key, value in state.items()}
         if wrong := sorted(key for key in {*shapes, *given} if shapes.get(key) != given.get(key)):
             key = wrong[0]
-            raise ValueError(f'the state_dict is of another model: {key} has the shape {given.get(key)} there '
-                             f'and {shapes.get(key)} here (None: is missing)')
+            raise ValueError(f'the state_dict is of another model: {key} has the shape {given.get(key)} '
+                             f'there and {shapes.get(key)} here (None: is missing)')
         values = {tensor: state[key] for key, tensor in held.items()}
         with self._turn, self._all_or_nothing():
             for piece in self._pieces:

@@ -52,8 +52,8 @@ class Versions:
         found = self._states.about(_OWNER) if _OWNER in self._states else ''
         begun = not any('@' in name and not name.endswith('@0') for name in self._states.names())
         if found != owner and not (begun and not self.exists):
-            raise StoreError('the store for states holds those of another model: give this one the store that '
-                             'it had, or an empty one to begin with')
+            raise StoreError('the store for states holds those of another model: give this one the store '
+                             'that it had, or an empty one to begin with')
 
     def _take(self, said: dict) -> None:
         self._version, self._records, self._owner = said['version'], said['records'], said['owner']
@@ -83,9 +83,9 @@ class Versions:
             self._owner = secrets.token_hex(8)
             if self._states is not self._store:
                 self._states.write(_OWNER, [], self._owner)
-        before = {'version': self._version, 'records': self._records, 'about': self.about, 'owner': self._owner}
-        version = self._version + 1
-        now = {'version': version, 'about': about, 'owner': self._owner,
+        version, owner = self._version + 1, self._owner
+        before = {'version': self._version, 'records': self._records, 'about': self.about, 'owner': owner}
+        now = {'version': version, 'about': about, 'owner': owner,
                'records': {**self._records, **{record: version for record in self._written}}}
         self._least(version)   # all have written
         self._store.write(_MANIFEST, [], [now, before])

@@ -1,7 +1,6 @@
 """A model ten times the device trains from disk: prefetch, slices, tiles, and what it costs
 
-ZeRO-Infinity (arXiv 2104.07857) on one virtual device, and on two ranks for the slices.
-"""
+ZeRO-Infinity (arXiv 2104.07857) on a virtual device, and on two ranks for the slices."""
 
 import copy
 import statistics
@@ -41,10 +40,6 @@ def demo(show: Show) -> Figure:
     return picture(waiting, peaks)
 
 
-def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=1e-3)
-
-
 def chain(layers: int, width: int) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers)))
@@ -56,8 +51,8 @@ def larger_than_the_device(show: Show) -> None:
     size = sum(parameter.nbytes for parameter in module.parameters())
     plain, device = copy.deepcopy(module), Device('cpu', memory_limit=size // 10)
     with DiskStore() as store:
-        model = Offloaded(module, optimizer=adam, loss_fn=F.mse_loss, device=device, store=store)
-        optimizer = adam(plain.parameters())
+        model = Offloaded(module, optimizer=torch.optim.Adam, loss_fn=F.mse_loss, device=device, store=store)
+        optimizer = torch.optim.Adam(plain.parameters())
         for _ in range(3):
             with one_thread():
                 optimizer.zero_grad()
@@ -96,14 +91,19 @@ def prefetch(show: Show) -> dict[str, float]:
 
 
 def offloaded(bandwidth: float, depth: int) -> Offloaded:
-    """A chain behind a disk and a link of that bandwidth."""
-    return Offloaded(chain(LAYERS, WIDTH), optimizer=adam, loss_fn=F.mse_loss, depth=depth,
+    return Offloaded(chain(LAYERS, WIDTH), optimizer=torch.optim.Adam, loss_fn=F.mse_loss, depth=depth,
                      device=Device('cpu', pace=PACE, link=Link(0.0, bandwidth)), store=HostStore(bandwidth))
 
 
 def bandwidth_for(share: float, x: torch.Tensor) -> float:
-    """With which the weights of a layer take that share of its forward."""
-    return 4 * WIDTH * (WIDTH + 1) / (share * seconds_of_a_forward(x))
+    """With which the weights of a layer take that share of its forward on the device."""
+    layer, device, found = chain(1, WIDTH), Device('cpu', pace=PACE), []
+    for _ in range(15):
+        start = time.perf_counter()
+        with device.active(), device.paced():
+            layer(x)
+        found.append(time.perf_counter() - start)
+    return 4 * WIDTH * (WIDTH + 1) / (share * min(found))
 
 
 def price(show: Show) -> None:
@@ -120,10 +120,8 @@ def price(show: Show) -> None:
             way()
             took[name].append(time.perf_counter() - start)
     plain, base, ours = (statistics.median(found[1:]) for found in took.values())   # the first warms up
-    table = Table(title=f'{LAYERS} layers; disk and link: {LOAD:g} of a forward each',
-                  title_justify='left')
-    for heading in ('', 'a step', 'against recompute on the device'):
-        table.add_column(heading, justify='right' if heading else 'left')
+    table = titled(f'{LAYERS} layers; disk and link: {LOAD:g} of a forward each',
+                   ('', 'a step', 'against recompute on the device'))
     for name, seconds in zip(ways, (plain, base, ours)):
         table.add_row(name, f'{1e3 * seconds:.0f} ms', f'{seconds / base - 1:+.1%}')
     show.table(table)
@@ -137,21 +135,9 @@ def price(show: Show) -> None:
                              'more layers, or more rows to compute with, their share falls')
 
 
-def seconds_of_a_forward(x: torch.Tensor) -> float:
-    """Of one layer on the device."""
-    layer, device = chain(1, WIDTH), Device('cpu', pace=PACE)
-    found = []
-    for _ in range(15):
-        start = time.perf_counter()
-        with device.active(), device.paced():
-            layer(x)
-        found.append(time.perf_counter() - start)
-    return min(found)
-
-
 def resident_step(module: nn.Sequential, x: torch.Tensor, y: torch.Tensor, recomputed: bool) -> None:
     """With everything on the device."""
-    device, optimizer = Device('cpu', pace=PACE), adam([*module.parameters()])
+    device, optimizer = Device('cpu', pace=PACE), torch.optim.Adam(module.parameters())
     with device.active(), device.paced():
         if recomputed:
             train_in_segments(module, LAYERS, x, lambda out: F.mse_loss(out, y), device)
@@ -186,7 +172,7 @@ def _read_in_both_ways() -> tuple[dict[str, float], bool]:
             model.step(torch.ones(4, WIDTH), torch.zeros(4, WIDTH))
             waited[reading].append(model.times.waiting)
     one, other = (model.state_dict() for model in models.values())
-    return ({reading: statistics.median(found) for reading, found in waited.items()},
+    return ({reading: min(found) for reading, found in waited.items()},   # the least disturbed step
             all(torch.equal(value, other[name]) for name, value in one.items()))
 
 
@@ -197,22 +183,18 @@ def tiles(show: Show) -> dict[str, float]:
     plain = copy.deepcopy(linear)
     F.mse_loss(plain(x), y).backward()
     torch.optim.SGD(plain.parameters(), lr=1.0).step()
-    table = Table(title=f'A layer of {linear.weight.nbytes / 1e6:.1f} MB; the device has {limit / 1e6:.1f} MB',
-                  title_justify='left')
-    for heading in ('tiles', 'peak on a large device', 'on the small one', 'weights after a step'):
-        table.add_column(heading, justify='right')
+    table = titled(f'A layer of {linear.weight.nbytes / 1e6:.1f} MB; the device has {limit / 1e6:.1f} MB',
+                   ('tiles', 'peak on a large device', 'on the small one'))
     peaks, fitting, alike = {}, [], True
     for count in (1, 2, 4, 8, 16):
         peaks[count], _ = _tiled_step(linear, count, x, y, Device('cpu'))
         try:
             _, weight = _tiled_step(linear, count, x, y, Device('cpu', memory_limit=limit))
             fitting.append(count)
-            close = torch.allclose(weight, plain.weight, atol=1e-6)
-            alike &= close
-            outcome = 'trains', 'as plain' if close else 'other'
+            alike &= torch.allclose(weight, plain.weight, atol=1e-6)
         except torch.OutOfMemoryError:
-            outcome = 'out of memory', ''
-        table.add_row(str(count), f'{peaks[count] / 1e6:.2f} MB', *outcome)
+            pass
+        table.add_row(str(count), f'{peaks[count] / 1e6:.2f} MB', 'trains' if count in fitting else 'out of memory')
     show.table(table)
     show.claims.test('C43', 1 not in fitting and bool(fitting) and alike,
                      f'as a whole the layer is out of memory on a device of {limit / 1e6:.1f} MB; in {fitting[0]} '
@@ -232,17 +214,22 @@ def _tiled_step(linear: nn.Linear, count: int, x: torch.Tensor, y: torch.Tensor,
 
 
 def bandwidths(show: Show) -> None:
-    """The lecture's table, from the figures of one device and one node."""
-    table = Table(title='DGX-2 nodes: memory in all (TB), bandwidth a GPU (GB/s), from the figures of a node',
-                  title_justify='left')
-    for heading in ('nodes', 'GPUs', 'GPU', 'CPU', 'NVMe', 'GPU to GPU', 'from CPU', 'from NVMe', 'NVMe of all'):
-        table.add_column(heading, justify='right')
+    """The lecture's table (of the paper), computed from the figures of one node."""
+    table = titled('Published: nodes of 16 GPUs, memory (TB) and bandwidth of a GPU (GB/s)',
+                   ('nodes', 'GPUs', 'GPU', 'CPU', 'NVMe', 'GPU to GPU', 'from CPU', 'from NVMe', 'NVMe, all GPUs'))
     for gpus in (1, 16, 64, 256, 1024):
         row = figure_2b(gpus)
         between = '' if row.gpu_to_gpu is None else '{:.0f}-{:.0f}'.format(*row.gpu_to_gpu)
         table.add_row(f'{row.nodes}', f'{gpus}', f'{row.gpu_memory:.3g}', f'{row.cpu_memory:g}', f'{row.nvme:g}',
                       between, f'{row.cpu:.1f}', f'{row.nvme_speed:.1f}', f'{gpus * row.nvme_speed:.0f}')
     show.table(table)
+
+
+def titled(title: str, headings: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify='left')
+    for heading in headings:
+        table.add_column(heading, justify='right' if heading else 'left')
+    return table
 
 
 def picture(waiting: dict[str, float], peaks: dict[str, float]) -> Figure:
