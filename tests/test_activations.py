@@ -60,8 +60,7 @@ def test_the_root_of_the_layers_is_the_best_number_of_segments():
     costs = compare(module, torch.randn(500, 8), square, device)
     peaks = {name: cost.peak for name, cost in costs.items()}
     assert min(peaks, key=peaks.get) in ('recompute, 6 segments', 'offload')
-    assert peaks['recompute, 6 segments'] < min(peaks['plain'], peaks['recompute, 1 segment'],
-                                                peaks['recompute, 36 segments'])
+    assert peaks['recompute, 6 segments'] < min(peaks['plain'], peaks['recompute, 36 segments'])
     assert peaks['offload'] < peaks['plain'] / 3
 
 

@@ -227,6 +227,21 @@ def test_tiles_are_loaded_one_by_one(tiles, depth, chunks, bias, seed):
     assert device.ledger.peak <= (2 + (depth > 0)) * tile + 322 * 2 * 4 * (1 + (depth > 0)) + 30_000
 
 
+def test_states_of_another_model_are_not_touched(tmp_path):
+    options = {'optimizer': adam, 'loss_fn': nn.functional.mse_loss, 'device': Device('cpu')}
+    for name in 'ab':
+        with DiskStore(tmp_path / name) as store, DiskStore(tmp_path / f'{name} states') as states:
+            Offloaded(chain(2), **options, store=store, states=states).step(torch.ones(2, 96), torch.ones(2, 96))
+    for name in ('a', 'new'):
+        with DiskStore(tmp_path / name) as store, DiskStore(tmp_path / 'b states') as states:
+            before = states.names()
+            with pytest.raises(StoreError, match='those of another model'):
+                Offloaded(chain(2), **options, store=store, states=states)
+            assert states.names() == before
+    with DiskStore(tmp_path / 'b') as store, DiskStore(tmp_path / 'b states') as states:
+        assert Offloaded(chain(2), **options, store=store, states=states).steps == 1
+
+
 def test_learning_rates_are_remembered():
     with HostStore() as store:
         for rate in (0.01, 0.5):

@@ -29,7 +29,8 @@ from fewgpu.weights import storage
 
 
 @contextlib.contextmanager
-def offloading_activations(device: Device, stay: Iterable[torch.Tensor] = (), ahead: int = 1) -> Iterator[None]:
+def offloading_activations(device: Device, stay: Iterable[torch.Tensor] = (), ahead: int = 1
+                           ) -> Iterator[None]:
     """Inside, what autograd keeps of a forward on `device` moves to the host, and back in the backward,
     which has to be inside, too. Tensors that share memory with those that `stay` (parameters) do.
 
@@ -79,7 +80,8 @@ class _Moved:
 
 def train_in_segments(module: nn.Sequential, segments: int, x: torch.Tensor,
                       loss: Callable[[Any], torch.Tensor], device: Device) -> None:
-    """A forward and a backward, the layers cut into segments that are recomputed: adds to `.grad`."""
+    """A forward and a backward, the layers cut into segments; all but the last are recomputed. Adds to
+    `.grad`. Raises ValueError for more segments than layers, or none."""
     layers = len(module)
     if not 1 <= segments <= layers:
         raise ValueError(f'{layers} layers are cut into 1 to {layers} segments, not {segments}')
@@ -87,8 +89,8 @@ def train_in_segments(module: nn.Sequential, segments: int, x: torch.Tensor,
     with torch.enable_grad(), device.active():
         context = Context.capture([device])
         steps = [Stage(s, part, device).begin(context, 1) for s, part in enumerate(split(module, balance))]
-        for step in steps:
-            x = step.forward(0, x, 'input')
+        for step in steps:   # the last one's backward comes at once
+            x = step.forward(0, x, 'graph' if step is steps[-1] else 'input')
         x.requires_grad_()
         loss(x).backward()
         gradients, x = [x.grad], None
@@ -119,9 +121,10 @@ def compare(module: nn.Sequential, x: torch.Tensor, loss: Callable[[Any], torch.
         with offloading_activations(device, module.parameters()):
             plainly()
 
-    ways = {'plain': plainly, 'recompute, 1 segment': lambda: train_in_segments(module, 1, x, loss, device),
+    ways = {'plain': plainly,
             f'recompute, {root} segments': lambda: train_in_segments(module, root, x, loss, device),
-            f'recompute, {len(module)} segments': lambda: train_in_segments(module, len(module), x, loss, device),
+            f'recompute, {len(module)} segments':
+                lambda: train_in_segments(module, len(module), x, loss, device),
             'offload': offloaded}
     device.meter().adopt([x, *module.parameters(), *module.buffers()])
     costs: dict[str, list[Cost]] = {name: [] for name in ways}

@@ -75,6 +75,9 @@ class Offloaded:
     add up their gradients; on two ranks those of the plain model with the micro-batches of both. On
     ranks, an optimizer sees flat slices: it must treat every number alike (Adam, SGD).
 
+    A TiledLinear in a layer is loaded tile by tile (on ranks, whole): in the forward, the recompute and
+    the backward of every micro-batch.
+
     A `step` that fails changes nothing: parameters, states and buffers are those of the step before,
     in the stores as here. Raises what `Pipeline` raises for a module or a loss that does not fit.
     """
@@ -207,14 +210,16 @@ class Offloaded:
         shapes = {key: self._shapes.get(value, value.shape) for key, value in held.items()}
         given = {key: value.shape for key, value in state.items()}
         if wrong := sorted(key for key in {*shapes, *given} if shapes.get(key) != given.get(key)):
-            raise ValueError(f'the state_dict is of another model: {wrong[0]} has the shape '
-                             f'{given.get(wrong[0])} there and {shapes.get(wrong[0])} here (None: is missing)')
+            key = wrong[0]
+            raise ValueError(f'the state_dict is of another model: {key} has the shape {given.get(key)} '
+                             f'there and {shapes.get(key)} here (None: is missing)')
         values = {tensor: state[key] for key, tensor in held.items()}
         with self._turn, self._all_or_nothing():
             for piece in self._pieces:
                 if piece.parameters:
-                    piece.write(self._versions, piece.share.own(
-                        [values[parameter].detach().cpu().to(parameter.dtype) for parameter in piece.parameters]))
+                    whole = [values[parameter].detach().cpu().to(parameter.dtype)
+                             for parameter in piece.parameters]
+                    piece.write(self._versions, piece.share.own(whole))
             for buffer in self.module.buffers():
                 buffer.copy_(values.get(buffer, buffer))
             self._commit(self.steps)

@@ -10,6 +10,7 @@ wait again, and only then remove what is old. So if they are killed in between, 
 step ahead still have what they had before, and go back to it when they are opened.
 """
 
+import secrets
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,7 +19,8 @@ import torch
 from fewgpu.store import Store, StoreError
 
 _MANIFEST = 'manifest'
-_NOTHING = {'version': -1, 'records': {}, 'about': None}
+_OWNER = 'owner'   # in the store for states: to which manifest they belong
+_NOTHING = {'version': -1, 'records': {}, 'about': None, 'owner': ''}
 
 
 class Versions:
@@ -40,10 +42,21 @@ class Versions:
             raise StoreError(f'this rank has version {now["version"]} in its store and another has {least}: '
                              f'give every rank the store that it had')
         self._take(now)
+        self._verify_owner(now['owner'])
         self._remove_all_but(self._names(self._records))
 
+    def _verify_owner(self, owner: str) -> None:
+        """Nobody's states are removed because somebody took the wrong folder for them."""
+        if self._states is self._store:
+            return
+        found = self._states.about(_OWNER) if _OWNER in self._states else ''
+        begun = not any('@' in name and not name.endswith('@0') for name in self._states.names())
+        if found != owner and not (begun and not self.exists):
+            raise StoreError('the store for states holds those of another model: give this one the store '
+                             'that it had, or an empty one to begin with')
+
     def _take(self, said: dict) -> None:
-        self._version, self._records = said['version'], said['records']
+        self._version, self._records, self._owner = said['version'], said['records'], said['owner']
         self.about = said['about']   #: what the `commit` said
 
     @property
@@ -66,9 +79,13 @@ class Versions:
 
     def commit(self, about: Any) -> None:
         """All that has been written since the last one counts from now on, at once."""
-        before = {'version': self._version, 'records': self._records, 'about': self.about}
-        version = self._version + 1
-        now = {'version': version, 'about': about,
+        if not self.exists:
+            self._owner = secrets.token_hex(8)
+            if self._states is not self._store:
+                self._states.write(_OWNER, [], self._owner)
+        version, owner = self._version + 1, self._owner
+        before = {'version': self._version, 'records': self._records, 'about': self.about, 'owner': owner}
+        now = {'version': version, 'about': about, 'owner': owner,
                'records': {**self._records, **{record: version for record in self._written}}}
         self._least(version)   # all have written
         self._store.write(_MANIFEST, [], [now, before])

@@ -103,8 +103,8 @@ class Visits:
         with unit.keeping_graph():
             outputs = unit.step.forward(self._number + i, x, keep)
         if keep == 'graph' and unit.changed():
-            raise RuntimeError(f'layer {unit.index} changes its own parameters in its forward (max_norm, say), '
-                               f'which would be lost: use recompute=True')
+            raise RuntimeError(f'layer {unit.index} changes its own parameters in its forward (max_norm, '
+                               f'say), which would be lost: use recompute=True')
         return outputs
 
     def _backward(self, unit: Unit, i: int, gradients: list[torch.Tensor | None]

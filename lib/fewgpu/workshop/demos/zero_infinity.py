@@ -1,0 +1,249 @@
+"""A model ten times the device trains from disk: prefetch, slices, tiles, and what it costs
+
+ZeRO-Infinity (arXiv 2104.07857) on a virtual device, and on two ranks for the slices."""
+
+import copy
+import statistics
+import time
+
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from rich.table import Table
+from torch import nn
+
+from fewgpu import plot
+from fewgpu.activations import train_in_segments
+from fewgpu.device import Device, one_thread
+from fewgpu.infinity import (
+    GB, ait_of_activations, ait_of_optimizer_states, ait_of_parameters, efficiency, figure_2b)
+from fewgpu.launch import launch
+from fewgpu.link import Link
+from fewgpu.offload import Offloaded, Times
+from fewgpu.store import DiskStore, HostStore
+from fewgpu.tiled import TiledLinear
+from fewgpu.workshop.demos import Show
+
+PACE = 0.5          # of the device: while it computes, a core is free for what is loaded
+LAYERS, WIDTH, ROWS = 12, 256, 3072
+LOAD = 0.15         # where transfers are to be hidden: what the weights of a layer take, of its forward
+
+
+def demo(show: Show) -> Figure:
+    """Five claims, and the table of bandwidths."""
+    larger_than_the_device(show)
+    waiting = prefetch(show)
+    price(show)
+    slices_against_broadcast(show)
+    peaks = tiles(show)
+    bandwidths(show)
+    return picture(waiting, peaks)
+
+
+def chain(layers: int, width: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers)))
+
+
+def larger_than_the_device(show: Show) -> None:
+    """Equal to the plain model, with all states on disk."""
+    module, x, y = chain(80, 96), torch.randn(3, 96), torch.randn(3, 96)
+    size = sum(parameter.nbytes for parameter in module.parameters())
+    plain, device = copy.deepcopy(module), Device('cpu', memory_limit=size // 10)
+    with DiskStore() as store:
+        model = Offloaded(module, optimizer=torch.optim.Adam, loss_fn=F.mse_loss, device=device, store=store)
+        optimizer = torch.optim.Adam(plain.parameters())
+        for _ in range(3):
+            with one_thread():
+                optimizer.zero_grad()
+                F.mse_loss(plain(x), y).backward()
+                optimizer.step()
+            model.step(x, y)
+        same = all(torch.equal(value, model.state_dict()[name]) for name, value in plain.state_dict().items())
+        stored = sum(path.stat().st_size for path in store.folder.glob('*.tensors'))
+    show.say(f'A network of 80 layers has {size / 1e6:.2f} MB of weights, and the device has a limit of '
+             f'{size / 1e7:.2f} MB. Weights and Adam\'s states are on disk ({stored / 1e6:.1f} MB), visit the device '
+             f'layer by layer, and are updated on the host. After three steps the weights are '
+             f'{"those of the plain model, to the last bit" if same else "NOT those of the plain model"}; the '
+             f'device never held more than {device.ledger.peak / 1e6:.2f} MB.')
+    show.claims.test('C40', same and stored > 10 * device.ledger.peak,
+                     f'{stored / 1e6:.1f} MB of model states on disk; {device.ledger.peak / 1e6:.2f} MB at once '
+                     f'on the device trained them as the plain model, {"bit for bit" if same else "but otherwise"}')
+
+
+def prefetch(show: Show) -> dict[str, float]:
+    """The share of a forward that the device waits, in per cent, by depth."""
+    x = torch.randn(ROWS, WIDTH)
+    bandwidth = bandwidth_for(0.8, x)
+    models = {depth: offloaded(bandwidth, depth) for depth in (0, 1, 3)}
+    times: dict[int, list[Times]] = {depth: [] for depth in models}
+    for _ in range(4):   # in turn, so that all see the same machine
+        for depth, model in models.items():
+            model.evaluate(x)
+            times[depth].append(model.times)
+    share = {depth: statistics.median(each.share for each in found[1:]) for depth, found in times.items()}
+    show.claims.test('C42', share[3] < share[1] < share[0],
+                     f'of a forward of {LAYERS} layers, each of which takes 0.8 of its computing on the disk and as '
+                     f'much on the link, the device waits {share[0]:.0%} with nothing loaded ahead, {share[1]:.0%} '
+                     f'with one layer ahead (disk and link in turn), {share[3]:.0%} with three (at the same time)',
+                     because='the first layer is waited for in any case')
+    return {f'{depth} ahead': 100 * each for depth, each in share.items()}
+
+
+def offloaded(bandwidth: float, depth: int) -> Offloaded:
+    return Offloaded(chain(LAYERS, WIDTH), optimizer=torch.optim.Adam, loss_fn=F.mse_loss, depth=depth,
+                     device=Device('cpu', pace=PACE, link=Link(0.0, bandwidth)), store=HostStore(bandwidth))
+
+
+def bandwidth_for(share: float, x: torch.Tensor) -> float:
+    """With which the weights of a layer take that share of its forward on the device."""
+    layer, device, found = chain(1, WIDTH), Device('cpu', pace=PACE), []
+    for _ in range(15):
+        start = time.perf_counter()
+        with device.active(), device.paced():
+            layer(x)
+        found.append(time.perf_counter() - start)
+    return 4 * WIDTH * (WIDTH + 1) / (share * min(found))
+
+
+def price(show: Show) -> None:
+    """What it costs to offload, where transfers fit behind computing."""
+    x, y = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
+    model = offloaded(bandwidth_for(LOAD, x), depth=3)
+    ways = {'all on the device': lambda: resident_step(kept, x, y, recomputed=False),
+            'the same, recomputed': lambda: resident_step(kept, x, y, recomputed=True),
+            'offloaded': lambda: model.step(x, y)}
+    kept, took = chain(LAYERS, WIDTH), {name: [] for name in ways}
+    for _ in range(6):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            took[name].append(time.perf_counter() - start)
+    plain, base, ours = (statistics.median(found[1:]) for found in took.values())   # the first warms up
+    table = titled(f'{LAYERS} layers; disk and link: {LOAD:g} of a forward each',
+                   ('', 'a step', 'against recompute on the device'))
+    for name, seconds in zip(ways, (plain, base, ours)):
+        table.add_row(name, f'{1e3 * seconds:.0f} ms', f'{seconds / base - 1:+.1%}')
+    show.table(table)
+    others = took['the same, recomputed'][1:]
+    steady = max(others) < 1.2 * min(others)
+    show.claims.test('C44', ours / base - 1 <= 0.04 if steady else None,
+                     f'a step takes {ours / base - 1:+.1%} against the same recompute on the device, and '
+                     f'{ours / plain - 1:+.0%} against no recompute'
+                     + ('' if steady else '; equal steps differ by a fifth and more: the machine is too busy'),
+                     because='a step waits for its first load and its last update, however fast the rest is: with '
+                             'more layers, or more rows to compute with, their share falls')
+
+
+def resident_step(module: nn.Sequential, x: torch.Tensor, y: torch.Tensor, recomputed: bool) -> None:
+    """With everything on the device."""
+    device, optimizer = Device('cpu', pace=PACE), torch.optim.Adam(module.parameters())
+    with device.active(), device.paced():
+        if recomputed:
+            train_in_segments(module, LAYERS, x, lambda out: F.mse_loss(out, y), device)
+        else:
+            F.mse_loss(module(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def slices_against_broadcast(show: Show) -> None:
+    """On two ranks, each with a disk of its own."""
+    times, alike = zip(*launch(_read_in_both_ways, 2, time_limit=120))
+    took = {reading: max(each[reading] for each in times) for reading in times[0]}
+    ratio = took['broadcast'] / took['slices']
+    show.say(f'Two ranks, each with a disk of its own, train a model of 8 layers. If each reads its half of every '
+             f'layer and they gather, the disks are waited for {1e3 * took["slices"]:.0f} ms a step; if one reads '
+             f'all and broadcasts, {1e3 * took["broadcast"]:.0f} ms. The weights are '
+             f'{"the same" if all(alike) else "NOT the same"}.')
+    show.claims.test('C41', all(alike) and ratio > 1.5,
+                     f'on 2 ranks slices are loaded {ratio:.1f} times as fast as a broadcast from one',
+                     because='at most as many times as there are ranks; gathering takes time, too')
+
+
+def _read_in_both_ways() -> tuple[dict[str, float], bool]:
+    """In every rank: seconds of a step that the rank waits for loads, and whether results are the same."""
+    models = {reading: Offloaded(chain(8, WIDTH), optimizer=lambda p: torch.optim.SGD(p, lr=0.1), depth=1,
+                                 loss_fn=F.mse_loss, device=Device('cpu'), store=HostStore(bandwidth=5e6),
+                                 reading=reading) for reading in ('broadcast', 'slices')}
+    waited: dict[str, list[float]] = {reading: [] for reading in models}
+    for _ in range(3):
+        for reading, model in models.items():
+            model.step(torch.ones(4, WIDTH), torch.zeros(4, WIDTH))
+            waited[reading].append(model.times.waiting)
+    one, other = (model.state_dict() for model in models.values())
+    return ({reading: min(found) for reading, found in waited.items()},   # the least disturbed step
+            all(torch.equal(value, other[name]) for name, value in one.items()))
+
+
+def tiles(show: Show) -> dict[str, float]:
+    """A layer larger than the device, in 1, 2, 4, ... tiles."""
+    linear, x, y = nn.Linear(256, 4096), torch.randn(8, 256), torch.randn(8, 4096)
+    limit = linear.weight.nbytes   # the layer with its gradient does not fit
+    plain = copy.deepcopy(linear)
+    F.mse_loss(plain(x), y).backward()
+    torch.optim.SGD(plain.parameters(), lr=1.0).step()
+    table = titled(f'A layer of {linear.weight.nbytes / 1e6:.1f} MB; the device has {limit / 1e6:.1f} MB',
+                   ('tiles', 'peak on a large device', 'on the small one'))
+    peaks, fitting, alike = {}, [], True
+    for count in (1, 2, 4, 8, 16):
+        peaks[count], _ = _tiled_step(linear, count, x, y, Device('cpu'))
+        try:
+            _, weight = _tiled_step(linear, count, x, y, Device('cpu', memory_limit=limit))
+            fitting.append(count)
+            alike &= torch.allclose(weight, plain.weight, atol=1e-6)
+        except torch.OutOfMemoryError:
+            pass
+        table.add_row(str(count), f'{peaks[count] / 1e6:.2f} MB', 'trains' if count in fitting else 'out of memory')
+    show.table(table)
+    show.claims.test('C43', 1 not in fitting and bool(fitting) and alike,
+                     f'as a whole the layer is out of memory on a device of {limit / 1e6:.1f} MB; in {fitting[0]} '
+                     f'tiles or more it trains, as on a large one; 16 tiles need {peaks[1] / peaks[16]:.0f} times '
+                     f'less' if fitting else 'it never fitted')
+    return {f'{count} tile{"s" * (count > 1)}': peak / 1e6 for count, peak in peaks.items()}
+
+
+def _tiled_step(linear: nn.Linear, count: int, x: torch.Tensor, y: torch.Tensor,
+                device: Device) -> tuple[int, torch.Tensor]:
+    """The peak of a step, and the weight after it."""
+    device.meter()
+    model = Offloaded(nn.Sequential(TiledLinear.of(linear, count)), loss_fn=F.mse_loss, device=device, depth=0,
+                      optimizer=lambda p: torch.optim.SGD(p, lr=1.0))
+    model.step(x, y)
+    return device.ledger.peak, torch.cat([value for name, value in model.state_dict().items() if 'weights' in name])
+
+
+def bandwidths(show: Show) -> None:
+    """The lecture's table (of the paper), computed from the figures of one node."""
+    table = titled('Published: nodes of 16 GPUs, memory (TB) and bandwidth of a GPU (GB/s)',
+                   ('nodes', 'GPUs', 'GPU', 'CPU', 'NVMe', 'GPU to GPU', 'from CPU', 'from NVMe', 'NVMe, all GPUs'))
+    for gpus in (1, 16, 64, 256, 1024):
+        row = figure_2b(gpus)
+        between = '' if row.gpu_to_gpu is None else '{:.0f}-{:.0f}'.format(*row.gpu_to_gpu)
+        table.add_row(f'{row.nodes}', f'{gpus}', f'{row.gpu_memory:.3g}', f'{row.cpu_memory:g}', f'{row.nvme:g}',
+                      between, f'{row.cpu:.1f}', f'{row.nvme_speed:.1f}', f'{gpus * row.nvme_speed:.0f}')
+    show.table(table)
+
+
+def titled(title: str, headings: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify='left')
+    for heading in headings:
+        table.add_column(heading, justify='right' if heading else 'left')
+    return table
+
+
+def picture(waiting: dict[str, float], peaks: dict[str, float]) -> Figure:
+    """What bandwidth the formulas ask for; what was measured here."""
+    figure = plot.Picture(figsize=(9, 5.2), layout='constrained')
+    grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
+    speeds = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+    needs = {'parameters, 1 sequence': ait_of_parameters(1),
+             'optimizer states, 1 sequence': ait_of_optimizer_states(1),
+             'activations, width 2,048': ait_of_activations(2048)}
+    plot.lines({name: (speeds, [100 * efficiency(ait, speed * GB) for speed in speeds])
+                for name, ait in needs.items()}, figure.add_subplot(grid[0, :]), log='x', x='bandwidth (GB/s)',
+               y='efficiency (%)', title='What a bandwidth allows without overlap (formulas; 70 TFLOPS, length 1,024)')
+    figure.axes[0].set_ylim(0, 105)
+    plot.bars(waiting, figure.add_subplot(grid[1, 0]), write='{:.0f} %', title='Measured: the device waits (of a forward)')
+    plot.bars(peaks, figure.add_subplot(grid[1, 1]), write='{:.2f} MB', title='Counted: peak of a layer in tiles')
+    return figure
