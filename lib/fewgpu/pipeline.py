@@ -228,7 +228,7 @@ class Pipeline:
         collect = [activation(self._last + 1, i) for i in range(whole.micro_batches)
                    if self._last in self._held.partitions]
         context = Context.capture(self.devices, seed)
-        stages = {s: self._stage(s, schedule).begin(context, batches.counts[0])
+        stages = {s: self._stage(s, schedule).begin(context, batches.count_for(self.module))
                   for s in self._held.partitions}
         self._latest, limit = schedule, self.time_limit
         mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(schedule, time_limit=limit)

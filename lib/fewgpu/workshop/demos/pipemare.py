@@ -23,7 +23,7 @@ from fewgpu.plot.looks import GREY
 from fewgpu.schedule import pipedream, versions_alive
 from fewgpu.schedule import pipemare as schedule_of
 from fewgpu.workshop.demos import Show
-from fewgpu.workshop.digits import Batch, accuracy, mini_batches, smooth, unseen_digits
+from fewgpu.workshop.digits import accuracy, mini_batches, smooth, unseen_digits
 from fewgpu.workshop.late import gradient_error
 
 STAGES, ROWS, WARM_UP, SEEDS = 8, 32, 20, (0, 1)
@@ -177,7 +177,7 @@ def picture(points: dict[int, dict[float, float]], curves: dict[str, list[float]
     delays = range(11)
     plot.lines({'limit by theory': (delays, [stability_limit(CURVATURE, delay) for delay in delays])}, above,
                title='At which learning rate late gradients diverge, by theory and in real pipelines',
-               x='delay (updates)', y='learning rate')
+               x='delay (updates)', y='learning rate', log='y')
     for share, mark, says in ((0.9, 'v', 'swings die away'), (1.1, '^', 'swings grow')):
         held = [delay for delay, sizes in points.items() if (sizes[share] < 1) == (share < 1)]
         above.plot(held, [share * stability_limit(CURVATURE, delay) for delay in held], mark, linestyle='none',
