@@ -35,7 +35,8 @@ def test_updates_cover_whole_groups_of_micro_batches() -> None:
 
 
 @given(st.floats(0.1, 30), st.integers(0, 200), st.integers(1, 100))
-def test_the_rescheduled_rate_grows_from_one_over_the_delay_to_the_whole(delay: float, k: int, annealing: int) -> None:
+def test_the_rescheduled_rate_grows_from_one_over_the_delay_to_the_whole(delay: float, k: int, annealing: int
+                                                                         ) -> None:
     rate = rescheduled(delay, k, annealing)
     assert rescheduled(delay, 0, annealing) == pytest.approx(1 / max(delay, 1))
     assert rate <= rescheduled(delay, k + 1, annealing) <= 1

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fewgpu import Pipeline, launch
+from fewgpu.batchnorm import DeferredBatchNorm
 from fewgpu.device import one_thread
 from fewgpu.schedule import (CHECKPOINTS, check, gpipe, interleaved, one_f_one_b, pipedream, two_bw,
                              with_recompute, with_updates, zero_bubble)
@@ -33,7 +34,8 @@ mse = nn.functional.mse_loss
 
 def loss_fn(outputs, y: torch.Tensor) -> torch.Tensor:
     """A mean over rows, of outputs of any kind, and a number a row to be met."""
-    leaves = [leaf.flatten(1).mean(1) for leaf in pytree.tree_leaves(outputs) if is_float(leaf) and leaf.dim()]
+    leaves = [leaf.flatten(1).mean(1) for leaf in pytree.tree_leaves(outputs)
+              if is_float(leaf) and leaf.dim()]
     return mse(sum(leaves), y)
 
 
@@ -106,7 +108,8 @@ def flushing(draw: st.DrawFn) -> dict:
 
 @settings(max_examples=15)
 @given(flushing(), st.lists(evenly(0, 5), min_size=1, max_size=5), st.sampled_from(sorted(OPTIMIZERS)))
-def test_a_schedule_that_flushes_gives_what_step_by_step_gives(cut: dict, more: list[int], optimizer: str) -> None:
+def test_a_schedule_that_flushes_gives_what_step_by_step_gives(cut: dict, more: list[int], optimizer: str
+                                                               ) -> None:
     """Also where a mini-batch has fewer rows than chunks, and with buffers that every forward changes."""
     fewest = cut['chunks'] if cut['schedule'] == 'interleaved' else 2
     data = [tuple(torch.randn(2, fewest + rows, 3, dtype=torch.float64)) for rows in more]
@@ -127,7 +130,8 @@ def test_batch_norm_with_recompute_counts_every_forward_of_a_long_run_once() -> 
 
 
 @given(evenly(1, 5), evenly(1, 5), evenly(1, 4), evenly(1, 3), evenly(1, 3))
-def test_a_flush_after_every_mini_batch_costs_its_bubble_each_time(n: int, m: int, k: int, f: int, b: int) -> None:
+def test_a_flush_after_every_mini_batch_costs_its_bubble_each_time(n: int, m: int, k: int, f: int, b: int
+                                                                   ) -> None:
     """k mini-batches of m micro-batches: k (m + n - 1)(f + b) with a flush, (k m + n - 1)(f + b) without."""
     costs = Costs(F=f, B=b)
     for make in (gpipe, one_f_one_b):
@@ -154,6 +158,23 @@ def test_mini_batches_that_would_share_an_update_are_refused(schedule, message: 
                         loss_fn=mse, optimizer=OPTIMIZERS['sgd'], devices=virtual(2))
     with pytest.raises(ValueError, match=message):
         pipeline.train([(torch.randn(rows, 3), torch.randn(rows, 3)) for rows in (4, 3)])
+
+
+def test_deferred_batch_norm_refuses_mini_batches_that_it_could_not_tell_apart() -> None:
+    def made() -> Pipeline:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)).double()
+        model = DeferredBatchNorm.convert_deferred_batch_norm(model, 4)
+        return Pipeline(model, [2, 1], chunks=4, loss_fn=mse, optimizer=OPTIMIZERS['sgd'], devices=virtual(2))
+
+    data = [tuple(torch.randn(2, rows, 3, dtype=torch.float64)) for rows in (8, 12, 9)]
+    whole, steps = made(), made()
+    whole.train(data)
+    for x, y in data:
+        steps.step(x, y)
+    equal(whole.state_dict().values(), steps.state_dict().values())
+    with pytest.raises(ValueError, match='deferred batch norm counts .* these have 2 to 4'):
+        whole.train([data[0], (data[1][0][:2], data[1][1][:2])])
 
 
 def test_bad_input_is_refused_and_leaves_the_weights() -> None:
@@ -185,19 +206,19 @@ def test_a_long_run_that_fails_says_how_often_which_weights_were_updated() -> No
 
 def follows_the_rule_on_ranks(seed: int) -> None:
     draw, rank, ranks = random.Random(seed), dist.get_rank(), dist.get_world_size()
-    rule, make = draw.choice([*RULES, '1f1b']), OPTIMIZERS[draw.choice(sorted(OPTIMIZERS))]
+    rule, make = draw.choice([*RULES, '1f1b', 'pipemare']), OPTIMIZERS[draw.choice(sorted(OPTIMIZERS))]
     chunks = ranks + draw.randrange(2) if rule == '2bw' else draw.randint(1, 3)
     case = Case('rows', ('linear of rows', 'tanh of rows', 'layer norm of rows', 'linear of rows'),
                 (2, 2) if ranks == 2 else (1, 2, 1), 8, 1, seed=seed, inputs_need_gradient=False)
     data = mini_batches(case, [chunks + draw.randrange(4) for _ in range(draw.randint(1, 6))])
     given = [(x if rank == 0 else None, y if rank == ranks - 1 else None) for x, y in data]
-    pipeline = Pipeline(case.model(torch.float64), case.balance, loss_fn=loss_fn, optimizer=make, chunks=chunks,
-                        schedule=rule if rule == '1f1b' else RULES[rule][0])
+    options = {'schedule': RULES[rule][0] if rule in RULES else rule, 'loss_fn': loss_fn, 'optimizer': make,
+               'chunks': chunks}
+    pipeline = Pipeline(case.model(torch.float64), case.balance, **options)
     losses = pipeline.train(given)
-    if rule == '1f1b':
-        alone = Pipeline(case.model(torch.float64), case.balance, loss_fn=loss_fn, optimizer=make, chunks=chunks,
-                         devices=virtual(ranks))
-        equal(losses, [alone.step(x, y) for x, y in data])
+    if rule not in RULES:
+        alone = Pipeline(case.model(torch.float64), case.balance, devices=virtual(ranks), **options)
+        equal(losses, [alone.step(x, y) for x, y in data] if rule == '1f1b' else alone.train(data))
         wanted = [*alone.parameters()]
     else:
         wanted = by_the_rule(case, rule, chunks, data, make).parameters()

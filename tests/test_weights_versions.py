@@ -13,8 +13,8 @@ from torch import nn
 
 from fewgpu import Pipeline
 from fewgpu.pipemare import PipeMare, delays
-from fewgpu.schedule import (Schedule, ScheduleError, check, gpipe, one_f_one_b, pipedream, pipemare, staleness,
-                             two_bw, versions, versions_alive, with_recompute, with_updates)
+from fewgpu.schedule import (Schedule, ScheduleError, check, gpipe, one_f_one_b, pipedream, pipemare,
+                             staleness, two_bw, versions, versions_alive, with_recompute, with_updates)
 from fewgpu.schedule.counts import versions_kept
 from fewgpu.simulate import Costs, simulate
 from tests import delayed
@@ -34,8 +34,8 @@ def data(count: int, rows: int = 2, width: int = 3) -> list[tuple]:
     return [tuple(torch.randn(2, rows, width, dtype=torch.float64)) for _ in range(count)]
 
 
-def chain_rule(forward: Sequence[torch.Tensor], backward: Sequence[torch.Tensor], x: torch.Tensor, y: torch.Tensor
-               ) -> list[torch.Tensor]:
+def chain_rule(forward: Sequence[torch.Tensor], backward: Sequence[torch.Tensor], x: torch.Tensor,
+               y: torch.Tensor) -> list[torch.Tensor]:
     """Gradients of linear layers by hand: activations of weights `forward`, carried back by `backward`."""
     inputs = [x]
     for weight in forward:
@@ -48,7 +48,7 @@ def chain_rule(forward: Sequence[torch.Tensor], backward: Sequence[torch.Tensor]
     return gradients
 
 
-Between = Callable[[list, int, int, int], torch.Tensor]   # of versions of a layer, its stage, forward, backward
+Between = Callable[[list, int, int, int], torch.Tensor]   # of a layer's versions, its stage, F, B
 
 
 def by_hand(weights: list[torch.Tensor], stage_of: Sequence[int], batches: list, lr: float, back: Between
@@ -113,8 +113,9 @@ def test_pipemare_carries_gradients_back_by_corrected_weights(cut: tuple, count:
 
     weights, batches = weights_of(sum(balance)), data(count)
     history, _ = by_hand(weights, stage_of, batches, 0.1, corrected)
-    close(trained(weights, balance, 'pipemare', batches, optimizer=lambda own: PipeMare(sgd(own), decay=decay)),
-          [past[-1] for past in history])
+    found = trained(weights, balance, 'pipemare', batches,
+                    optimizer=lambda own: PipeMare(sgd(own), decay=decay))
+    close(found, [past[-1] for past in history])
 
 
 @given(cuts(), evenly(1, 9))
@@ -200,7 +201,8 @@ def test_versions_of_every_rule(n: int, m: int, every: int) -> None:
     for s in range(n):
         stashed = [delayed.pipedream(n, k)[s] for k in range(m)]
         assert [runs['stashed'].version(s, k, 'B') for k in range(m)] == stashed
-        assert [runs['vertical'].version(s, k, 'B') for k in range(m)] == [max(k - n + 1, 0) for k in range(m)]
+        admitted = [max(k - n + 1, 0) for k in range(m)]
+        assert [runs['vertical'].version(s, k, 'B') for k in range(m)] == admitted
         assert [runs['unstashed'].version(s, k, 'F') for k in range(m)] == stashed
         assert [runs['unstashed'].version(s, k, 'B') for k in range(m)] == [*range(m)]
     if m >= 2 * n:
@@ -223,7 +225,8 @@ def test_vertical_sync_takes_no_version_that_a_stage_has_yet_to_make() -> None:
 
 
 MAKES = {**RULES, '2bw': lambda n, m: two_bw(n, m, update_every=n),
-         '1f1b': lambda n, m: with_updates(one_f_one_b(n, m)), 'gpipe': lambda n, m: with_updates(gpipe(n, m))}
+         '1f1b': lambda n, m: with_updates(one_f_one_b(n, m)),
+         'gpipe': lambda n, m: with_updates(gpipe(n, m))}
 
 
 @settings(max_examples=12)
@@ -249,7 +252,8 @@ def test_a_device_holds_as_many_versions_as_the_schedule_says(name: str, n: int,
 
 
 @given(evenly(1, 6), evenly(0, 3), evenly(1, 3), st.tuples(*[evenly(0, 1000)] * 3))
-def test_memory_of_the_first_device_is_that_of_the_2bw_paper(d: int, more: int, updates: int, sizes: tuple) -> None:
+def test_memory_of_the_first_device_is_that_of_the_2bw_paper(d: int, more: int, updates: int, sizes: tuple
+                                                             ) -> None:
     """arXiv 2006.09503, section 3.3: |W| / d weights a device; a stash is |A_total(b)| / d, and the
     input |A_input(b)| that stays if it is recomputed."""
     weights, inner, inputs = sizes

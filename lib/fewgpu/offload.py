@@ -33,7 +33,7 @@ from fewgpu.microbatch import gather, rows_of, scatter, sizes
 from fewgpu.partition import turn_of, verify_module
 from fewgpu.shares import Alone, Together
 from fewgpu.store import HostStore, Store
-from fewgpu.shard_units import MakeOptimizer, make_units, to_device
+from fewgpu.unit import MakeOptimizer, make_units, to_device
 from fewgpu.versions import Versions
 from fewgpu.visits import Visits
 

@@ -20,7 +20,7 @@ from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.shares import Alone
 from fewgpu.transport.copies import Parcel
-from fewgpu.shard_units import Unit, on_host, to_device, to_host
+from fewgpu.unit import Unit, on_host, to_device, to_host
 from fewgpu.versions import Versions
 
 

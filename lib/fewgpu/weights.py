@@ -11,6 +11,11 @@ that flushes.
     before    parameter ──┐                  after     parameter ──── updated copy
                           ├── storage
               shadow ─────┘                            shadow ─────── storage, as it was
+
+A schedule that keeps no older version needs nothing more: the update writes into the storage that a
+stashed graph has saved, and the backward meets the newest weights. So it is wherever a layer's backward
+reads them, to carry a gradient to its input: in linear layers, convolutions, norms. It is not where a
+layer has made a copy: autocast's copies in lower precision stay as they were in the forward.
 """
 
 import contextlib

@@ -13,7 +13,6 @@ import torch
 from matplotlib.figure import Figure
 from rich.table import Table
 from torch import nn
-from torch.func import functional_call
 
 from fewgpu import Pipeline, get_devices, plot
 from fewgpu.schedule import Schedule, one_f_one_b, pipedream, versions_alive, with_updates
@@ -22,6 +21,7 @@ from fewgpu.simulate import simulate
 from fewgpu.trace import Timeline
 from fewgpu.workshop.demos import Show
 from fewgpu.workshop.digits import Batch, accuracy, mini_batches, network, smooth, unseen_digits
+from fewgpu.workshop.late import gradient_error
 
 STAGES, ROWS, RATE, RUN = 4, 32, 0.3, 240
 RULES: dict[str, str | Callable[[int, int], Schedule]] = {
@@ -35,7 +35,7 @@ def demo(show: Show) -> Figure:
              f'the next one at once, and an update follows every backward.')
     idle, timelines = bubbles()
     kept, batches = versions(), mini_batches(RUN, ROWS)
-    errors = {name: gradient_error(RULES[name], batches[:12]) for name in ('stashing', 'no stashing')}
+    errors = {name: gradient_error(RULES[name]) for name in ('stashing', 'no stashing')}
     curves, found = curves_of(batches)
     show.table(of_bubbles(idle))
     show.table(of_rules(kept, errors, curves, found))
@@ -83,33 +83,6 @@ def versions() -> dict[str, list[int]]:
     return kept
 
 
-def gradient_error(schedule: str | Callable, batches: Sequence[Batch]) -> float:
-    """How far the gradient that the first stage used is from the model's, at the weights that the forward
-    of the same mini-batch took on every stage: relative, for the last of the mini-batches."""
-    torch.manual_seed(0)
-    width = 16
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))
-                            for _ in range(STAGES))).double()
-    pipeline = Pipeline(model, [1] * STAGES, schedule=schedule, loss_fn=nn.functional.mse_loss,
-                        devices=get_devices(STAGES, kind='cpu'), optimizer=partial(torch.optim.SGD, lr=0.5))
-    past: list[list[dict[str, torch.Tensor]]] = [[copied(stage)] for stage in model]
-    for s, optimizer in pipeline.optimizers.items():
-        optimizer.register_step_post_hook(lambda *_, s=s: past[s].append(copied(model[s])))
-    batches = [(x[:, 300:300 + width].double(), x[:, 400:400 + width].double()) for x, _ in batches]
-    pipeline.train(batches)
-    k = len(batches) - 1
-    used = (past[0][k]['0.weight'] - past[0][k + 1]['0.weight']) / 0.5
-    forward = {f'{s}.{name}': value.requires_grad_() for s in range(STAGES)
-               for name, value in past[s][max(k - (STAGES - 1 - s), 0)].items()}
-    nn.functional.mse_loss(functional_call(model, forward, (batches[k][0],)), batches[k][1]).backward()
-    true = forward['0.0.weight'].grad
-    return float((used - true).norm() / true.norm())
-
-
-def copied(stage: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in stage.named_parameters()}
-
-
 def curves_of(batches: Sequence[Batch]) -> tuple[dict[str, list[float]], dict[str, float]]:
     """All losses of a training by each rule, at the same learning rate, and the accuracy at its end."""
     curves, found, unseen = {}, {}, unseen_digits()
@@ -138,7 +111,8 @@ def of_rules(kept: dict, errors: dict, curves: dict, found: dict) -> Table:
         table.add_column(heading, justify='left' if heading == 'rule' else 'right')
     for name in RULES:
         error = f'{errors[name]:.1e}' if name in errors else ''
-        table.add_row(name, ', '.join(map(str, kept[name])), error, f'{fmean(curves[name]):.2f}', f'{found[name]:.1%}')
+        table.add_row(name, ', '.join(map(str, kept[name])), error, f'{fmean(curves[name]):.2f}',
+                      f'{found[name]:.1%}')
     return table
 
 
