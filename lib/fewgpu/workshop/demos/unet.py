@@ -1,4 +1,4 @@
-"""A U-Net for larger and larger images: its long skips through every device, straight, or kept where they are used.
+"""A U-Net for larger and larger images: its skips go through all devices, straight, or stay in place.
 
 One device, or three, each with a limit of memory, and links that take their time. The sizes are small because
 the devices are cores; the lecture's own figures, of eight GPUs, are in lesson 4.
@@ -58,12 +58,13 @@ class Found:
 
 
 def demo(show: Show) -> Figure:
-    show.say(f'A U-Net (depth {DEPTH}, {WIDTH} channels at the top) trains on one image at a time, on one device '
-             f'or on {DEVICES}, of {LIMIT / 1e6:.0f} MB each. Links carry {BANDWIDTH / 1e6:.0f} MB/s; a device has '
-             f'{PACE:.0%} of a core, so that {DEVICES} do not outnumber two cores. Naive, straight: the layers in '
-             'order, cut so that the devices hold alike; skips pass through every device, or go straight to where '
-             'they are used. Aware: a device holds the same level of encoder and decoder, and skips stay on it. '
-             f'Pipeline: as straight, with {IMAGES} images at once, one a micro-batch, 1F1B and recompute.')
+    show.say(f'A U-Net (depth {DEPTH}, {WIDTH} channels at the top) trains on one image at a time, on '
+             f'one device or on {DEVICES}, of {LIMIT / 1e6:.0f} MB each. Links carry '
+             f'{BANDWIDTH / 1e6:.0f} MB/s; a device has {PACE:.0%} of a core, so that {DEVICES} do not '
+             'outnumber two cores. Naive, straight: the layers in order, cut so that the devices hold alike; '
+             'skips pass through every device, or go straight to where they are used. Aware: a device holds the same level of encoder and decoder, '
+             f'and skips stay on it. Pipeline: as straight, with {IMAGES} images at once, one a micro-batch, '
+             '1F1B and recompute.')
     found = measured()
     show.table(_table(found))
     both = max(side for side in SIDES if all(found[name].get(side) for name in (NAIVE, STRAIGHT, AWARE)))
@@ -83,7 +84,7 @@ def measured() -> dict[str, dict[int, Found | None]]:
         held = [cost.saved_bytes + 2 * cost.parameter_bytes for cost in weigh(model, image)]
         run = {name: _Run(make(held), copy.deepcopy(model), side, images)
                for name, (images, make) in WAYS.items() if None not in found[name].values()}
-        for _ in range(1 + ROUNDS):   # in turn, so that a busy moment of the machine does not fall on one alone
+        for _ in range(1 + ROUNDS):   # in turn: a busy moment of the machine shall not fall on one alone
             for one in run.values():
                 one.step()
         for name, one in run.items():
@@ -110,9 +111,10 @@ class _Run:
 
     def __init__(self, options: dict, model: nn.Sequential, side: int, images: int) -> None:
         count = len(options['balance']) // (1 + (options['schedule'] == 'v-shape'))
-        self._devices = [Device(index=k, memory_limit=int(LIMIT), link=Counted(LATENCY, BANDWIDTH), pace=PACE)
-                         for k in range(count)]
-        self._pipeline = Pipeline(model, devices=self._devices, loss_fn=nn.functional.cross_entropy, **options)
+        self._devices = [Device(index=k, memory_limit=int(LIMIT), link=Counted(LATENCY, BANDWIDTH),
+                                pace=PACE) for k in range(count)]
+        self._pipeline = Pipeline(model, devices=self._devices, loss_fn=nn.functional.cross_entropy,
+                                  **options)
         self._batch = torch.rand(images, 1, side, side), torch.randint(2, (images, side, side))
         self._images, self._times, self._is_full = images, [], False
 
@@ -149,7 +151,8 @@ def _table(found: dict[str, dict[int, Found | None]]) -> Table:
         for name in WAYS:
             one = found[name].get(side)
             over = f' ({one.moved / 1e6:.2f})' if one and one.moved else ''
-            cells.append(f'{one.seconds:.3f}{over}' if one else 'out of memory' if side in found[name] else '-')
+            cells.append(f'{one.seconds:.3f}{over}' if one else
+                         'out of memory' if side in found[name] else '-')
         table.add_row(f'{side} x {side}', *cells)
     return table
 
@@ -158,23 +161,25 @@ def _say_what_it_shows(show: Show, found: dict[str, dict[int, Found | None]], bo
     largest = {name: max(side for side, one in by_side.items() if one) for name, by_side in found.items()}
     peaks = ', '.join(f'{name} {found[name][both].peak / 1e6:.1f} MB' for name in (NAIVE, STRAIGHT, AWARE))
     show.say('The largest images: ' + ', '.join(f'{name} {side}' for name, side in largest.items())
-             + f' pixels. At {both} pixels the fullest device holds: {peaks}. (Half of all activations of a U-Net '
-               'belong to its top level, so a device that keeps it whole is the fullest: less moves, and it is '
-               'harder to share the memory out. The other cuts were made to share it out evenly.)')
-    show.say('Published, of a larger U-Net on V100s of 16 GB, one or eight: out of memory from 640 pixels on one, '
-             'from 1024 naively, from 2048 aware; at 256 pixels '
-             + ', '.join(f'{seconds:g} s {name}' for name, seconds in zip((ONE, NAIVE, AWARE), PUBLISHED[256])) + '.')
+             + f' pixels. At {both} pixels the fullest device holds: {peaks}. (Half of all activations of a '
+               'U-Net belong to its top level, so a device that keeps it whole is the fullest: less moves, '
+               'and it is harder to share the memory out. The other cuts were made to share it out evenly.)')
+    published = zip((ONE, NAIVE, AWARE), PUBLISHED[256])
+    show.say('Published, of a larger U-Net on V100s of 16 GB, one or eight: out of memory from 640 pixels on '
+             'one, from 1024 naively, from 2048 aware, which there fits the largest images; at 256 pixels '
+             + ', '.join(f'{seconds:g} s {name}' for name, seconds in published) + '.')
 
 
 def _test_moves(show: Show, found: dict[str, dict[int, Found | None]], side: int) -> None:
     naive, straight, aware = (found[name][side] for name in (NAIVE, STRAIGHT, AWARE))
-    published = ', '.join(f'{one / naive_one - 1:+.0%}' for _, naive_one, one in PUBLISHED.values() if naive_one)
+    published = ', '.join(f'{one / before - 1:+.0%}' for _, before, one in PUBLISHED.values() if before)
     show.claims.test(
         'C09', aware.moved < straight.moved < naive.moved,
         f'a step with an image of {side} pixels moves {naive.moved / 1e6:.1f} MB naively, '
-        f'{straight.moved / 1e6:.1f} MB straight and {aware.moved / 1e6:.1f} MB aware, in {naive.seconds:.2f}, '
-        f'{straight.seconds:.2f} and {aware.seconds:.2f} s',
-        because=f'how much time that saves depends on the links: published, aware against naive takes {published}')
+        f'{straight.moved / 1e6:.1f} MB straight and {aware.moved / 1e6:.1f} MB aware, in '
+        f'{naive.seconds:.2f}, {straight.seconds:.2f} and {aware.seconds:.2f} s',
+        because=f'how much time that saves depends on the links: published, aware takes {published} against '
+                'naive')
 
 
 def _test_growth(show: Show, found: dict[str, dict[int, Found | None]]) -> None:
@@ -185,9 +190,11 @@ def _test_growth(show: Show, found: dict[str, dict[int, Found | None]]) -> None:
     show.claims.test(
         'C10', first < 1.25 and last > 3,
         'four times the area takes, for the smallest and for the largest images, '
-        + ', '.join(f'{one:.2f} and {other:.2f} times as long ({where})' for where, (one, other) in growths.items()),
+        + ', '.join(f'{one:.2f} and {other:.2f} times as long ({where})'
+                    for where, (one, other) in growths.items()),
         by='published figures',
-        because='a core has no thousand units to fill: what is flat here is the time that it takes to start operations')
+        because='a core has no thousand units to fill: what is flat here, if anything, is the time that it '
+                'takes to start operations')
 
 
 def _growth(seconds: dict[int, float]) -> tuple[float, float]:
