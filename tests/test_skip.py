@@ -21,7 +21,8 @@ from fewgpu.schedule import (CHECKPOINTS, SCHEDULES, Schedule, Skip, check, gpip
                              with_messages, with_skips)
 from fewgpu.schedule.waits import verify_no_deadlock
 from fewgpu.simulate import Costs, simulate
-from fewgpu.skip import Load, Save, SkipSequential, _thread, routes, verify_skips
+from fewgpu.skip import Load, Save, SkipSequential, _thread
+from fewgpu.skip_routes import routes, verify_skips
 from fewgpu.transport import Mailbox
 from tests import skips
 from tests.networks import evenly, virtual

@@ -12,7 +12,8 @@ from fewgpu.balance import balance_by_size, cut_mirrored
 from fewgpu.balance.profile import profile, weigh
 from fewgpu.device import Device, one_thread
 from fewgpu.models import build, unet
-from fewgpu.skip import SkipSequential, routes, verify_skips
+from fewgpu.skip import SkipSequential
+from fewgpu.skip_routes import routes, verify_skips
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
 cross_entropy = nn.functional.cross_entropy

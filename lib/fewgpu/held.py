@@ -14,7 +14,7 @@ from torch import nn
 from fewgpu.device import Device
 from fewgpu.partition import place, split
 from fewgpu.schedule import Schedule
-from fewgpu.skip import wrapped
+from fewgpu.skip_routes import wrapped
 
 if TYPE_CHECKING:
     from fewgpu.transport.ranks import Ranks

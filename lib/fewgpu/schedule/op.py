@@ -42,7 +42,7 @@ def target(stage: int, micro_batch: int) -> Message:
 
 class Skip(NamedTuple):
     """A value called `name` that stage `source` sends straight to the later stage `stage`, past those
-    in between (see `fewgpu.skip`). A schedule lists those of its model."""
+    in between (see `fewgpu.skip_routes`). A schedule lists those of its model."""
 
     name: str
     source: int

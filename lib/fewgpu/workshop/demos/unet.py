@@ -62,7 +62,8 @@ def demo(show: Show) -> Figure:
              f'one device or on {DEVICES}, of {LIMIT / 1e6:.0f} MB each. Links carry '
              f'{BANDWIDTH / 1e6:.0f} MB/s; a device has {PACE:.0%} of a core, so that {DEVICES} do not '
              'outnumber two cores. Naive, straight: the layers in order, cut so that the devices hold alike; '
-             'skips pass through every device, or go straight to where they are used. Aware: a device holds the same level of encoder and decoder, '
+             'skips pass through every device, or go straight to where they are used. Aware: a '
+             'device holds the same level of encoder and decoder, '
              f'and skips stay on it. Pipeline: as straight, with {IMAGES} images at once, one a micro-batch, '
              '1F1B and recompute.')
     found = measured()
