@@ -5,6 +5,7 @@ gradient was taken, and by how many updates those are old.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -29,25 +30,43 @@ class Delayed:
                ys: Sequence[torch.Tensor], loss_fn: Callable) -> list[float]:
         """One update by the mean gradient of micro-batches `xs`, the k-th of them at weights
         `versions[k]`, a version a stage. Its losses."""
-        rows, losses = sum(map(len, xs)), []
-        for used, x, y in zip(versions, xs, ys):
-            leaves = [{name: value.detach().requires_grad_() for name, value in past[version].items()}
-                      for past, version in zip(self._history, used)]
-            for part, values in zip(self.parts, leaves):
-                x = functional_call(part, values, x)
-            loss = loss_fn(x, y)
-            (loss * (len(y) / rows)).backward()
-            losses.append(loss.item())
-            for part, values in zip(self.parts, leaves):
-                for name, parameter in part.named_parameters():
-                    parameter.grad = (values[name].grad if parameter.grad is None
-                                      else parameter.grad + values[name].grad)
-        for part, optimizer, past in zip(self.parts, self._optimizers, self._history):
-            if optimizer is not None:
-                optimizer.step()
-                optimizer.zero_grad()
-            past.append(self._copy(part))
+        rows = sum(map(len, xs))
+        losses = [self._backward(used, x, y, loss_fn, len(y) / rows) for used, x, y in zip(versions, xs, ys)]
+        for stage in range(len(self.parts)):
+            self._step(stage)
         return losses
+
+    def mini_batch(self, number: int, versions: Sequence[int], x: torch.Tensor, y: torch.Tensor,
+                   loss_fn: Callable, replicas: Sequence[int]) -> float:
+        """One mini-batch at weights `versions`; a stage on r devices makes one update by the mean of the
+        gradients of r mini-batches, when it has all of them. Its loss."""
+        loss = self._backward(versions, x, y, loss_fn, 1.0)
+        for stage, count in enumerate(replicas):
+            if (number + 1) % count == 0:
+                for parameter in self.parts[stage].parameters():
+                    parameter.grad /= count
+                self._step(stage)
+        return loss
+
+    def _backward(self, versions: Sequence[int], x: torch.Tensor, y: torch.Tensor, loss_fn: Callable,
+                  share: float) -> float:
+        leaves = [{name: value.detach().requires_grad_() for name, value in past[version].items()}
+                  for past, version in zip(self._history, versions)]
+        for part, values in zip(self.parts, leaves):
+            x = functional_call(part, values, (x,))
+        loss = loss_fn(x, y)
+        (loss * share).backward()
+        for part, values in zip(self.parts, leaves):
+            for name, parameter in part.named_parameters():
+                parameter.grad = (values[name].grad if parameter.grad is None
+                                  else parameter.grad + values[name].grad)
+        return loss.item()
+
+    def _step(self, stage: int) -> None:
+        if (optimizer := self._optimizers[stage]) is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+        self._history[stage].append(self._copy(self.parts[stage]))
 
     def parameters(self) -> list[torch.Tensor]:
         return [parameter for part in self.parts for parameter in part.parameters()]
@@ -64,7 +83,20 @@ def pipedream(stages: int, mini_batch: int) -> list[int]:
     return [max(mini_batch - (stages - 1 - stage), 0) for stage in range(stages)]
 
 
+def replicated(replicas: Sequence[int], mini_batch: int) -> list[int]:
+    """The same where stages have replicas (section 3.3): a stage on r devices makes an update a round of r
+    mini-batches. On each of its devices as many mini-batches are on their way as keep the devices from
+    this stage on busy, rounded up, so the weights lack the updates of that many rounds but one."""
+    return [max(mini_batch // r - (math.ceil(sum(replicas[stage:]) / r) - 1), 0)
+            for stage, r in enumerate(replicas)]
+
+
 def two_bw(stages: int, micro_batch: int, update_every: int) -> list[int]:
     """The same of a micro-batch counted from 0 (arXiv 2006.09503, where it is counted from 1):
     max(floor((k - 1) / m) - 1, 0), on every stage."""
     return [max(micro_batch // update_every - 1, 0)] * stages
+
+
+def vertical(stages: int, mini_batch: int) -> list[int]:
+    """With vertical sync: w(t+1) = w(t) - v grad f(w_1(t-n+1), ..., w_n(t-n+1))."""
+    return [max(mini_batch - (stages - 1), 0)] * stages

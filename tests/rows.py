@@ -67,12 +67,13 @@ def run_rows(held: Sequence[int], mailbox: Mailbox, schedule: Schedule, layers: 
     """Run the rows `held` of a schedule with messages; the outputs, if the last stage is there."""
     devices = dict(zip(held, get_devices(len(held), kind='cpu')))
     context = Context.capture(devices.values())
-    stages = {j: Stage(j, nn.Sequential(Take(), layers[j]), devices[row]).begin(
-        context, schedule.micro_batches) for j, row in schedule.device_of.items() if row in devices}
+    stages = [{j: Stage(j, nn.Sequential(Take(), layers[j]), devices[row]).begin(
+        context, schedule.micro_batches) for j in {op.stage for op in schedule.rows[row]}} for row in held]
+    there = {j for each in stages for j in each}
     last = schedule.stages - 1
-    feed = {activation(0, i): x for i, x in enumerate(inputs)} if 0 in stages else {}
+    feed = {activation(0, i): x for i, x in enumerate(inputs)} if 0 in there else {}
     collect = []
-    if last in stages:
+    if last in there:
         feed |= {gradient(last, i): [torch.ones_like(x), None, None, None]
                  for i, x in enumerate(inputs)}
         collect = [activation(last + 1, i) for i in range(schedule.micro_batches)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fewgpu.schedule import (CHECKPOINTS, SCHEDULES, Op, Schedule, interleaved, two_bw,
                              with_messages, with_recompute, with_updates)
 
-FLUSHING = ('gpipe', '1f1b', 'interleaved', 'zb-h1', 'zb-h2', 'v-shape')
+FLUSHING = ('gpipe', '1f1b', 'interleaved', 'zb-h1', 'zb-h2', 'gems', 'v-shape')
 
 
 @st.composite
@@ -38,10 +38,11 @@ def dressed(draw, bare: st.SearchStrategy[Schedule] = schedules(),
 def is_right(schedule: Schedule) -> bool:
     """Whether a schedule without messages is one of a training step: by counting, and by a search
     for a circle among its events."""
-    homes = {(op.stage, device) for device, row in enumerate(schedule.rows) for op in row}
+    homes = {(op.stage, op.micro_batch, device) for device, row in enumerate(schedule.rows) for op in row
+             if op.kind != 'U'}
     every = [(stage, i) for stage in range(schedule.stages) for i in range(schedule.micro_batches)]
     counts = Counter(op for op in schedule if op.kind != 'U')
-    if len(homes) != schedule.stages or {op[1:3] for op in counts} != set(every):
+    if len(homes) != len(every) or {op[1:3] for op in counts} != set(every):
         return False
     if max(counts.values()) > 1 or any(
             [Op(kind, *key) in counts for kind in 'FBIW'] not in ([1, 1, 0, 0], [1, 0, 1, 1])
@@ -55,22 +56,36 @@ def is_right(schedule: Schedule) -> bool:
             and not has_circle(_events(schedule)))
 
 
+def held_by(schedule: Schedule, stage: int) -> list[int]:
+    """The devices that have an operation of a stage."""
+    return [device for device, row in enumerate(schedule.rows) if any(op.stage == stage for op in row)]
+
+
 def _updates_are_right(schedule: Schedule, where: dict[Op, int]) -> bool:
-    m, every = schedule.micro_batches, schedule.update_every or schedule.micro_batches
     if schedule.update_every is None and not any(op.kind == 'U' for op in schedule):
         return True
+    numbers = defaultdict(set)
     for stage in range(schedule.stages):
-        row = schedule.rows[schedule.device_of[stage]]
-        updates = [at for at, op in enumerate(row) if (op.kind, op.stage) == ('U', stage)]
-        done = [max(where.get(Op(kind, stage, i), -1) for kind in 'BW') for i in range(m)]
-        if [{i for i in range(m) if done[i] < at} for at in updates] != [
-                set(range(k)) for k in range(every, m + 1, every)]:
-            return False
-        if schedule.weights == 'double_buffered' and any(
-                sum(at < where[Op('F', stage, i)] for at in updates) < i // every - 1
-                for i in range(m)):
-            return False
-    return True
+        for device in held_by(schedule, stage):
+            if not _updates_of_are_right(schedule, where, stage, device):
+                return False
+            numbers[stage].add(tuple(op.micro_batch for op in schedule.rows[device]
+                                     if op[:2] == ('U', stage)))
+    return all(len(each) == 1 for each in numbers.values())
+
+
+def _updates_of_are_right(schedule: Schedule, where: dict[Op, int], stage: int, device: int) -> bool:
+    m, row = schedule.micro_batches, schedule.rows[device]
+    every = schedule.update_every or m
+    own = {op.micro_batch for op in row if (op.kind, op.stage) == ('F', stage)}
+    updates = [at for at, op in enumerate(row) if (op.kind, op.stage) == ('U', stage)]
+    done = {i: max(where.get(Op(kind, stage, i), -1) for kind in 'BW') for i in own}
+    covered = every * len(held_by(schedule, stage)) if schedule.update_every else m
+    if [{i for i in own if done[i] < at} for at in updates] != [
+            own & set(range(k)) for k in range(covered, m + 1, covered)]:
+        return False
+    return not (schedule.weights == 'double_buffered' and any(
+        sum(at < where[Op('F', stage, i)] for at in updates) < i // every - 1 for i in own))
 
 
 def _events(schedule: Schedule) -> dict[Hashable, set[Hashable]]:
@@ -80,20 +95,43 @@ def _events(schedule: Schedule) -> dict[Hashable, set[Hashable]]:
     """
     before: dict[Hashable, set[Hashable]] = defaultdict(set)
     last_sent: dict[Hashable, Op] = {}   # over each channel
+    place = {op: device for device, row in enumerate(schedule.rows) for op in row}
     for device, row in enumerate(schedule.rows):
         previous = None
         for op in row:
-            before['come', op] |= {('sent', previous)} if previous else set()
+            if op.kind == 'U':
+                previous = _share(schedule, device, op, previous, before, last_sent)
+                continue
+            before['come', op] |= {previous} if previous else set()
             before['done', op] = {('come', op)} | {('sent', need) for need in needs(schedule, op)}
             before['sent', op] |= {('done', op)}
-            previous = op
+            previous = 'sent', op
             user = used_by(schedule, op)
-            if user and schedule.device_of[user.stage] != device:
-                channel = op.kind == 'F', device, schedule.device_of[user.stage]
+            if user and place[user] != device:
+                channel = op.kind == 'F', device, place[user]
                 if channel in last_sent:
                     before['sent', op].add(('come', used_by(schedule, last_sent[channel])))
                 last_sent[channel] = op
     return before
+
+
+def _share(schedule: Schedule, device: int, op: Op, previous: Hashable, before: dict,
+           last_sent: dict) -> Hashable:
+    """An update, on one device: it gives to the others that hold the stage, and takes from them."""
+    others = [other for other in held_by(schedule, op.stage) if other != device]
+    for other in others:
+        give = 'give', op, device, other
+        before[give] |= {previous} if previous else set()
+        if (device, other) in last_sent:
+            before[give].add(('come', last_sent[device, other], other, device))
+        last_sent[device, other] = op
+        previous = give
+    for other in others:
+        come, take = ('come', op, device, other), ('take', op, device, other)
+        before[come] |= {previous} if previous else set()
+        before[take] = {come, ('give', op, other, device)}
+        previous = take
+    return previous
 
 
 def needs(schedule: Schedule, op: Op) -> list[Op]:

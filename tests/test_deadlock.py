@@ -26,8 +26,8 @@ def run(schedule: Schedule, *, fed: Iterable[int] | None = None, collect: Iterab
     layers = layers or [nn.Linear(2, 2) for _ in range(schedule.stages)]
     devices = get_devices(len(schedule.rows), kind='cpu')
     context = Context.capture(devices)
-    stages = {j: Stage(j, nn.Sequential(layer), devices[schedule.device_of[j]]).begin(
-        context, schedule.micro_batches) for j, layer in enumerate(layers)}
+    stages = [{j: Stage(j, nn.Sequential(layers[j]), devices[row]).begin(context, schedule.micro_batches)
+               for j in {op.stage for op in ops}} for row, ops in enumerate(schedule.rows)]
     feed = {activation(0, i): torch.rand(3, 2)
             for i in (range(schedule.micro_batches) if fed is None else fed)}
     feed |= {gradient(schedule.stages - 1, i): [torch.ones(3, 2)]

@@ -148,7 +148,8 @@ class Step:
     def _run(self, half: int, feed: dict[Message, Any], collect: list[Message],
              **options: Any) -> list[Any]:
         values, spans = run(self._halves[half], range(len(self._devices)), self._devices,
-                            self._stages, feed, collect, whole=self._whole, **options)
+                            [{s: stage} for s, stage in self._stages.items()], feed, collect,
+                            whole=self._whole, **options)
         for row, new in zip(self.spans, spans):
             row += new
         return values

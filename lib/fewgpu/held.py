@@ -1,5 +1,6 @@
 """The stages that this process holds: on threads all of them, on ranks those of one row."""
 
+import copy
 import inspect
 import os
 import sys
@@ -11,42 +12,103 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from fewgpu.context import Context
 from fewgpu.device import Device
+from fewgpu.loss import LossFn, WithLoss
 from fewgpu.partition import place, split
-from fewgpu.schedule import Schedule
+from fewgpu.schedule import TARGET, Schedule
 from fewgpu.skip_routes import wrapped
+from fewgpu.stage import Stage, StageStep
+from fewgpu.weights import Gradients
 
 if TYPE_CHECKING:
     from fewgpu.transport.ranks import Ranks
 
 MakeOptimizer = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
+Average = Callable[[Gradients], Gradients]   # over pipelines side by side
 
 
 class Held:
-    """Rows of a layout, on a device each: partitions and devices by the number of the stage.
+    """Rows of a layout, on a device each.
 
-    `module` has the layers under their names, so its state_dict has the keys of the plain model.
+    `partitions` and `optimizers` go by (row, stage): a stage may be in several rows, its replicas. The
+    first of them here has the layers of `module`, under their names, so that its state_dict has the
+    keys of the plain model; the others have copies.
     """
 
     def __init__(self, module: nn.Sequential, balance: list[int], layout: Schedule,
-                 rows: Sequence[int], devices: Sequence[Any] | None) -> None:
+                 rows: Sequence[int], devices: Sequence[Any] | None, loss_fn: LossFn,
+                 optimizer: MakeOptimizer | None) -> None:
         """`devices` are one a row; None: the GPUs, or virtual CPU devices."""
         partitions = split(module, balance)
-        self.partitions = {s: partitions[s] for s, row in sorted(layout.device_of.items())
-                           if row in rows}
-        self.devices = place([nn.ModuleList(partition for s, partition in self.partitions.items()
-                                            if layout.device_of[s] == row) for row in rows], devices)
-        self.device_of = {s: self.devices[rows.index(layout.device_of[s])] for s in self.partitions}
+        self._layers: dict[tuple[int, int], nn.Module] = {}
+        self._first: dict[int, nn.Module] = {}
+        for s, replicas in layout.devices_of.items():
+            for row in (row for row in replicas if row in rows):
+                copied = copy.deepcopy(partitions[s]) if s in self._first else partitions[s]
+                self._layers[row, s] = copied
+                self._first.setdefault(s, copied)
+        self.devices = place([nn.ModuleList(layers for (of, _), layers in self._layers.items() if of == row)
+                              for row in rows], devices)
         self.module = nn.Sequential(OrderedDict(
-            named for partition in self.partitions.values() for named in partition.named_children()))
+            named for partition in self._first.values() for named in partition.named_children()))
         self.module.training = module.training
-        self.partitions = {s: wrapped(partition, s, layout.skips) for s, partition in self.partitions.items()}
+        self.partitions = {(row, s): wrapped(layers, s, layout.skips) for (row, s), layers in self._layers.items()}
+        self._device_of = dict(zip(rows, self.devices))
+        self._with_loss = {row: WithLoss(partition, loss_fn).to(self._device_of[row].torch)
+                           for (row, s), partition in self.partitions.items() if s == len(balance) - 1}
+        self.optimizers = self._make_optimizers(optimizer)
 
-    def optimizers(self, make: MakeOptimizer | None) -> dict[int, torch.optim.Optimizer]:
-        """One for every stage that has something to train."""
-        trained = {s: [p for p in partition.parameters() if p.requires_grad]
-                   for s, partition in self.partitions.items()}
-        made = {s: make(iter(parameters)) for s, parameters in trained.items() if make and parameters}
+    def of_row(self, row: int) -> dict[int, nn.Module]:
+        """What a row holds, by stage."""
+        return {s: partition for (of, s), partition in self.partitions.items() if of == row}
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Of all replicas here, those of one stage under the same names: the plain model's."""
+        for layers in self._layers.values():
+            yield from layers.named_parameters()
+
+    def holds(self, stage: int) -> bool:
+        return stage in self._first
+
+    def begin(self, row: int, schedule: Schedule, context: Context, average: Average | None, *,
+              mini_batches: int = 1) -> dict[int, StageStep]:
+        """A step of the stages of a row, which is to run its operations in `schedule` (with messages) on
+        so many mini-batches."""
+        begun = {}
+        for s, module in self.of_row(row).items():
+            ops = [op for op in schedule.rows[row] if op.stage == s]
+            if any(op.message and op.message.what == TARGET for op in ops):
+                module = self._with_loss[row]
+            stage = Stage(s, module, self._device_of[row], self.optimizers.get((row, s)), average)
+            begun[s] = stage.begin(context, max(1, sum(op.kind == 'F' for op in ops) // mini_batches))
+        return begun
+
+    @torch.no_grad()
+    def align(self) -> None:
+        """Let the copies be as the layers of `module` are: modes, what is trained, and weights, for
+        somebody may have loaded or changed those. Buffers stay each copy's own.
+
+        Raises ValueError for hooks on parameters, which would run for the first replica only.
+        """
+        for (_, s), layers in self._layers.items():
+            first = self._first[s]
+            if layers is first:
+                continue
+            if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in first.parameters()):
+                raise ValueError(f'stage {s} lives on several devices, and its parameters have hooks, which '
+                                 f'would not run for all of them: take the hooks away')
+            for part, other in zip(first.modules(), layers.modules()):
+                other.training = part.training
+            for parameter, other in zip(first.parameters(), layers.parameters()):
+                other.requires_grad_(parameter.requires_grad)
+                other.copy_(parameter)
+
+    def _make_optimizers(self, make: MakeOptimizer | None) -> dict[tuple[int, int], torch.optim.Optimizer]:
+        """One for every stage, and replica, that has something to train."""
+        trained = {key: [p for p in partition.parameters() if p.requires_grad]
+                   for key, partition in self.partitions.items()}
+        made = {key: make(iter(parameters)) for key, parameters in trained.items() if make and parameters}
         for optimizer in made.values():
             if not hasattr(optimizer, 'step') or not hasattr(optimizer, 'zero_grad'):
                 raise TypeError(f'optimizer is to return an optimizer for the parameters that it is '
@@ -83,6 +145,13 @@ def device_of_rank(index: int) -> Device:
     return Device('cpu', index=index)
 
 
+def verify_makes_optimizers(optimizer: Any) -> None:
+    """Raises TypeError for an optimizer instead of what makes one."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError('every stage has an optimizer of its own: pass what makes it, as '
+                        'optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)')
+
+
 def verify_layout(layout: Schedule, ranks: int | None, *, replicas: bool, updates: bool) -> None:
     """Raises ValueError if a pipeline cannot train by this schedule: on so many ranks (None: threads), beside
     replicas, and with an optimizer or without."""
@@ -93,6 +162,25 @@ def verify_layout(layout: Schedule, ranks: int | None, *, replicas: bool, update
     if ranks and len(layout.rows) != ranks:
         raise ValueError(f'the schedule {layout.name} of {layout.stages} stages needs '
                          f'{len(layout.rows)} ranks, a row a rank, and there are {ranks}')
+
+
+def start_alike(ranks: 'Ranks | None', held: Held, layout: Schedule) -> None:
+    """On ranks every replica of a stage takes the parameters and buffers of the first one."""
+    for s, rows in layout.devices_of.items():
+        if ranks and len(rows) > 1:
+            mine = [*held.of_row(ranks.index)[s].state_dict().values()] if ranks.index in rows else []
+            told = ranks.tell(rows[0], [tensor.cpu() for tensor in mine])
+            for tensor, value in zip(mine, told):
+                tensor.copy_(value)
+
+
+def of_all_replicas(ranks: 'Ranks | None', homes: Sequence[int], values: dict[int, Any]) -> list[Any]:
+    """What the last stage returned for every micro-batch, in order; on ranks that of all its replicas, in the
+    rows `homes`, if there are several."""
+    if ranks and len(homes) > 1:
+        told = [ranks.tell(row, values if row == ranks.index else None) for row in homes]
+        values = {i: value for each in told for i, value in each.items()}
+    return [values[i] for i in sorted(values)]
 
 
 def verify_alike(ranks: 'Ranks', module: nn.Module, arguments: Mapping[str, Any]) -> None:

@@ -4,10 +4,11 @@ Every schedule runs here, forward and backward, on threads and on ranks. There i
 loop.
 """
 
+import contextlib
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,20 +16,22 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fewgpu.device import Device
-from fewgpu.schedule import Message, Op, Schedule, activation, gradient, skip_name, target
-from fewgpu.stage import StageStep
+from fewgpu.schedule import SHARE, Message, Op, Schedule, activation, gradient, share, skip_name, target
+from fewgpu.stage import Shares, StageStep
 from fewgpu.transport import Mailbox, Parcel, Stopped, call_devices
 
 SpanFields = tuple   # of a Span, with times as Device.now gives them
 
 
 def run(schedule: Schedule, rows: Sequence[int], devices: Sequence[Device],
-        stages: Mapping[int, StageStep], feed: Mapping[Message, Any], collect: Iterable[Message], *,
+        stages: Sequence[Mapping[int, StageStep]], feed: Mapping[Message, Any],
+        collect: Iterable[Message], *,
         whole: Schedule, mailbox: Mailbox | None = None, retain_graph: bool = False
         ) -> tuple[list[Any], list[list[SpanFields]]]:
     """Run `rows` of a schedule (with messages), each in the worker of its device, until all are done.
 
     On threads those are all rows, and on ranks it is one, whose `mailbox` knows the other ranks.
+    `stages` are what each of them holds, by the number of the stage.
     `feed` are the messages that the caller sends, `collect` those that it takes; `whole` is the
     schedule without messages, and with what runs later: it says what a forward must keep.
 
@@ -37,8 +40,8 @@ def run(schedule: Schedule, rows: Sequence[int], devices: Sequence[Device],
     """
     mailbox = mailbox or Mailbox(schedule)
     spans: list[list[SpanFields]] = [[] for _ in schedule.rows]
-    jobs = [Interpreter(schedule, row, stages, mailbox, whole=whole, spans=spans[row],
-                        retain_graph=retain_graph).run for row in rows]
+    jobs = [Interpreter(schedule, row, held, mailbox, whole=whole, spans=spans[row],
+                        retain_graph=retain_graph).run for row, held in zip(rows, stages, strict=True)]
     return call_devices(mailbox, devices, jobs, feed, collect), spans
 
 
@@ -102,7 +105,7 @@ class Interpreter:
 
     def _recv(self, op: Op, stage: StageStep) -> None:
         parcel = self._mailbox.recv(op.message, self._index)
-        device, sender = stage.stage.device, self._whole.device_of.get(op.message.source)
+        device, sender = stage.stage.device, self._whole.sender_of(op.message)
         if device.link is not None and sender not in (None, self._index):
             device.link.wait(parcel.value, parcel.sent, sender)
         # What a skip carries nobody changes in place: where it stays on a device it need not be copied.
@@ -113,7 +116,15 @@ class Interpreter:
                                 if isinstance(leaf, torch.Tensor))
 
     def _send(self, op: Op, stage: StageStep) -> None:
-        self._mailbox.send(op.message, Parcel.of(self._values.pop(op.message)))
+        value = self._own_share(op, stage) if op.message.what == SHARE else self._values.pop(op.message)
+        self._mailbox.send(op.message, Parcel.of(value))
+
+    def _own_share(self, op: Op, stage: StageStep) -> Shares:
+        """What this device has for the update that follows: the same for all the others, and for itself."""
+        own = share(op, self._index, self._index)
+        if own not in self._values:
+            self._values[own] = stage.take_share()
+        return self._values[own]
 
     def _forward(self, op: Op, stage: StageStep) -> int:
         _, s, i, _ = op
@@ -131,7 +142,7 @@ class Interpreter:
 
     def _recompute(self, op: Op, stage: StageStep) -> int:
         stage.recompute(op.micro_batch)
-        return self._whole.version(op.stage, op.micro_batch)
+        return self._whole.version(op.stage, op.micro_batch, op.kind)
 
     def _backward(self, op: Op, stage: StageStep) -> int:
         return self._carry_gradients(op, partial(stage.backward, retain_graph=self._retain_graph))
@@ -145,15 +156,33 @@ class Interpreter:
         gradients = backward(i, [*of_skips, *self._values.pop(gradient(s, i))])
         self._values |= {skip.gradient(i): [part] for skip, part in zip(self._imports[s], gradients)}
         self._values[gradient(s - 1, i)] = gradients[len(self._imports[s]):]
-        return self._whole.version(s, i)
+        return self._whole.version(s, i, op.kind)
 
     def _backward_weights(self, op: Op, stage: StageStep) -> int:
         stage.backward_weights(op.micro_batch)
-        return self._whole.version(op.stage, op.micro_batch)
+        return self._whole.version(op.stage, op.micro_batch, op.kind)
 
     def _update(self, op: Op, stage: StageStep) -> int:
-        stage.update(self._whole.needed_after(op.stage, stage.updates))
+        devices = self._whole.devices_of[op.stage]
+        shares = [self._values.pop(share(op, device, self._index)) for device in devices
+                  ] if len(devices) > 1 else None
+        stage.update(self._whole.needed_after(op.stage, stage.updates), shares,
+                     mean=self._whole.update_every is not None)
         return stage.updates
+
+
+@contextlib.contextmanager
+def telling_who_updated(stages: Sequence[Mapping[int, StageStep]]) -> Iterator[None]:
+    """If a step ends half-way, say which weights it has changed."""
+    try:
+        yield
+    except BaseException as error:
+        made = {s: stage.updates for held in stages for s, stage in sorted(held.items()) if stage.updates}
+        often = f' ({", ".join(map(str, made.values()))} times)' if set(made.values()) - {1} else ''
+        if made:
+            error.add_note(f'the weights of stages {", ".join(map(str, made))} have been updated{often} in this '
+                           f'step, those of others perhaps not: load a checkpoint before you go on')
+        raise
 
 
 def _explain(error: BaseException, op: Op, device: str) -> None:

@@ -5,14 +5,14 @@ no torch.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
 from numbers import Real
 from statistics import median
 
-from fewgpu.schedule import ACTIVATION, GRADIENT, Op, Schedule, skip_name, with_messages
+from fewgpu.schedule import ACTIVATION, GRADIENT, SHARE, Message, Op, Schedule, skip_name, with_messages
 from fewgpu.schedule.counts import versions_kept, versions_of
 from fewgpu.schedule.garbage import no_garbage
 from fewgpu.schedule.waits import verify_no_deadlock
@@ -21,7 +21,7 @@ from fewgpu.trace import WAITS, Span, Timeline
 NEEDS = (('R', 'input'), ('B', 'stash'), ('I', 'stash'), ('W', 'for_W'))   # what of Costs is kept for it
 
 PerStage = float | Sequence[float | None]
-Letter = tuple[str, int, int]   # what is sent, to which stage, of which micro-batch
+Letter = tuple   # what is sent, to which stage, of which micro-batch (of a share also sender and receiver)
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Costs:
     latency: float = 0.0        #: seconds that an empty message takes from device to device
     bandwidth: float = inf      #: bytes/s from one device to another; transfers queue for it
     message: PerStage = 0.0     #: bytes of an activation or gradient between stages s and s + 1
+    share: PerStage = 0.0       #: bytes of a stage's gradients, which its replicas send to each other
     stash: PerStage = 0         #: bytes that a forward with a graph keeps for its backward
     input: PerStage = 0         #: bytes that it keeps instead if it is to be recomputed
     for_W: PerStage = 0         #: bytes of the stash that are left after I, for W
@@ -87,8 +88,9 @@ def simulate(schedule: Schedule, costs: Costs = Costs()) -> Timeline:
     An operation starts as soon as its device is free and its message is there. A device that sends
     is not blocked: a message arrives `latency` after its bytes have left at `bandwidth`, and from
     one device to another one message leaves after the other. Between stages of one device they
-    are free, and so is what the caller feeds. A schedule with send and recv shows them in its
-    timeline, and runs as it does without. Skips (see `with_skips`) are messages, too.
+    are free, and so is what the caller feeds. Before an update of a stage on several devices each
+    sends its gradients to the others, and waits for theirs. A schedule with send and recv shows them in
+    its timeline, and runs as it does without. Skips (see `with_skips`) are messages, too.
 
     A device holds the weight versions that are still to be used, and the newest; a forward adds the
     stash (of a micro-batch that is recomputed: the input, until R), a backward frees it. The graph
@@ -132,13 +134,14 @@ class _Run:
 
     def __init__(self, schedule: Schedule, costs: Costs) -> None:
         self._schedule = schedule
-        self._device_of = schedule.device_of
         self._seconds: dict[str, dict[int, float]] = defaultdict(dict)
         for kind, stage in {op[:2] for op in schedule}:
             self._seconds[kind][stage] = 0.0 if kind in WAITS else costs.of(kind, stage)
         self._latency = costs.latency
         self._leaving = [costs.of('message', stage) / costs.bandwidth
                          for stage in range(schedule.stages - 1)]
+        self._share = {stage: costs.of('share', stage) / costs.bandwidth
+                       for stage, devices in schedule.devices_of.items() if len(devices) > 1}
         self._skips = {name: size / costs.bandwidth for name, size in costs.skips.items()}
         self._link_free: dict[tuple[int, int], float] = defaultdict(float)
         self._arrived: dict[Letter, float] = {}
@@ -149,8 +152,8 @@ class _Run:
         """The starts and the ends of every row."""
         explicit = 'recv' in self._seconds
         times = [([], []) for _ in self._schedule.rows]
-        devices = [self._device(row, *into, explicit=explicit)
-                   for row, into in zip(self._schedule.rows, times)]
+        devices = [self._device(device, row, *into, explicit=explicit)
+                   for device, (row, into) in enumerate(zip(self._schedule.rows, times))]
         while self._ready:
             device = self._ready.pop()
             letter = next(devices[device], None)
@@ -160,7 +163,7 @@ class _Run:
             verify_no_deadlock(self._schedule)
         return times
 
-    def _device(self, row: Sequence[Op], starts: list[float], ends: list[float], *,
+    def _device(self, device: int, row: Sequence[Op], starts: list[float], ends: list[float], *,
                 explicit: bool) -> Iterator[Letter]:
         now, last = 0.0, self._schedule.stages - 1
         seconds, arrived, send = self._seconds, self._arrived, self._send
@@ -168,15 +171,17 @@ class _Run:
             arrives = leaves = None
             if explicit:
                 if kind == 'send' and 0 <= message.stage <= last:
-                    leaves = message.what, message.stage, i
+                    leaves = _letter(message)
                 elif kind == 'recv' and 0 <= message.source <= last:
-                    arrives = message.what, message.stage, i
+                    arrives = _letter(message)
             elif kind == 'F':
                 arrives = (ACTIVATION, stage, i) if stage > 0 else None
                 leaves = (ACTIVATION, stage + 1, i) if stage < last else None
             elif kind == 'B' or kind == 'I':
                 arrives = (GRADIENT, stage, i) if stage < last else None
                 leaves = (GRADIENT, stage - 1, i) if stage > 0 else None
+            elif kind == 'U' and stage in self._share:
+                now = yield from self._exchange(device, stage, i, now)
 
             start = now
             if arrives is not None:
@@ -189,21 +194,42 @@ class _Run:
             starts.append(start)
             ends.append(now)
             if leaves is not None:
-                send(stage, leaves, now)
+                send(device, stage, leaves, now)
 
-    def _send(self, source: int, letter: Letter, now: float) -> None:
-        stage = letter[1]
-        here, there = self._device_of[source], self._device_of[stage]
+    def _exchange(self, device: int, stage: int, i: int, now: float) -> Generator[Letter, None, float]:
+        """Send to all others that hold the stage, then wait for them; the time when all is there."""
+        others = self._schedule.replicas_beside(stage, device)
+        for other in others:
+            self._send(device, stage, (SHARE, stage, i, device, other), now)
+        for other in others:
+            if (letter := (SHARE, stage, i, other, device)) not in self._arrived:
+                yield letter
+            now = max(now, self._arrived.pop(letter))
+        return now
+
+    def _send(self, here: int, source: int, letter: Letter, now: float) -> None:
+        what, stage, i, *devices = letter
+        there = devices[1] if devices else self._schedule.device_at(stage, i)
         if here != there:
-            name = skip_name(letter[0])
-            seconds = self._leaving[min(source, stage)] if name is None else self._skips.get(name, 0.0)
-            if seconds:
+            if seconds := self._leaving_takes(what, min(source, stage), stage):
                 now = self._link_free[here, there] = max(
                     now, self._link_free[here, there]) + seconds
             now += self._latency
         self._arrived[letter] = now
         if letter in self._waiting:
             self._ready.append(self._waiting.pop(letter))
+
+    def _leaving_takes(self, what: str, boundary: int, stage: int) -> float:
+        """Seconds that the bytes of a message take to leave."""
+        if what == SHARE:
+            return self._share[stage]
+        name = skip_name(what)
+        return self._leaving[boundary] if name is None else self._skips.get(name, 0.0)
+
+
+def _letter(message: Message) -> Letter:
+    what, _, stage, i, sender, receiver = message
+    return (what, stage, i) if sender < 0 else (what, stage, i, sender, receiver)
 
 
 def _contents(schedule: Schedule, row: Sequence[Op], costs: Costs) -> tuple[list, list]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from fewgpu.schedule.grid import Cell, ScheduleError
-from fewgpu.schedule.op import TARGET, Op
+from fewgpu.schedule.op import SHARE, TARGET, Op
 from fewgpu.schedule.passes import with_messages
 from fewgpu.schedule.schedule import Schedule
 from fewgpu.schedule.waits import verify_no_deadlock
@@ -22,11 +22,12 @@ def check(schedule: Schedule) -> None:
 
     Its laws:
 
-    - a stage lives on one device, and runs each micro-batch once: F, then B, or I and W
+    - a stage runs each micro-batch once: F, then B, or I and W, all on one device
     - every forward follows its upstream forward, every backward its downstream backward and its
       own forward, W its I, and R stands between the forward and the backward
     - an update follows the backwards of the micro-batches it covers (all, or every
       `update_every`), and no other since the last one; a weight version exists when it is used
+    - a stage that lives on several devices has the same updates on all of them
     - nobody waits for ever, whether a send waits for nobody ("buffered", as here), or for the last
       message of its kind to the same device to be received ("paired": see `verify_no_deadlock`)
 
@@ -48,7 +49,7 @@ def _cells(schedule: Schedule) -> Iterable[tuple[Cell, Op]]:
 
 
 def _verify_cells(schedule: Schedule) -> None:
-    home: dict[int, int] = {}
+    home: dict[tuple[int, int], int] = {}
     for cell, op in _cells(schedule):
         if op.kind not in KINDS or (op.message is None) != (op.kind not in ('send', 'recv')):
             raise ScheduleError(f'there is no operation {op.kind!r}; those are {", ".join(KINDS)}, '
@@ -56,12 +57,14 @@ def _verify_cells(schedule: Schedule) -> None:
         if not 0 <= op.stage < schedule.stages:
             raise ScheduleError(f'there is no stage {op.stage}: stages are numbered from 0 to '
                                 f'{schedule.stages - 1}', schedule, cell)
-        if not -(op.kind == 'U') <= op.micro_batch < schedule.micro_batches:
+        of_update = op.kind == 'U' or op.message is not None and op.message.what == SHARE
+        if not -of_update <= op.micro_batch < schedule.micro_batches:
             raise ScheduleError(f'there is no micro-batch {op.micro_batch}: micro-batches are '
                                 f'numbered from 0 to {schedule.micro_batches - 1}', schedule, cell)
-        if home.setdefault(op.stage, cell[0]) != cell[0]:
-            raise ScheduleError(f'stage {op.stage} is on device {home[op.stage]} and on device '
-                                f'{cell[0]}: its weights can only be on one', schedule, cell)
+        if not of_update and (there := home.setdefault(op[1:3], cell[0])) != cell[0]:
+            raise ScheduleError(f'for micro-batch {op.micro_batch} stage {op.stage} is on device {there} and '
+                                f'on device {cell[0]}: what its forward keeps can only be on one',
+                                schedule, cell)
 
 
 def _verify_counts(schedule: Schedule) -> None:
@@ -92,58 +95,75 @@ def _verify_order(schedule: Schedule) -> None:
 
 def _verify_messages(schedule: Schedule) -> None:
     """Those that `with_messages` adds, each once; a receive before what needs it, a send after."""
-    where = {op: cell for cell, op in _cells(schedule)}
+    where = {(cell[0], op): cell for cell, op in _cells(schedule)}
     targets = any(op.message and op.message.what == TARGET for op in schedule)
     whole = with_messages(schedule.select(lambda op: op.message is None), targets=targets)
-    wanted = set(whole)
-    for op, cell in where.items():
-        if op.message and op not in wanted:
+    wanted = {(device, op) for device, row in enumerate(whole.rows) for op in row}
+    for (device, op), cell in where.items():
+        if op.message and (device, op) not in wanted:
             raise ScheduleError(f'stage {op.stage} has {op}, but nothing needs that message',
                                 schedule, cell)
-    for op in whole:
-        if op not in where:
-            raise ScheduleError(f'stage {op.stage} lacks the message {op}', schedule)
-    for row in whole.rows:   # recv F send, recv B send, with U and W, which need none, in between
-        passes = [op for op in row if op.message or op.kind in ('F', 'B', 'I')]
+    for device, op in wanted - where.keys():
+        raise ScheduleError(f'stage {op.stage} on device {device} lacks the message {op}', schedule)
+    for device, row in enumerate(whole.rows):   # recv F send, recv B send, send recv U; others between them
+        passes = [(device, op) for op in row if op.message or op.kind in ('F', 'B', 'I') or (
+            op.kind == 'U' and op.stage not in whole.device_of)]
         for before, after in zip(passes, passes[1:]):
-            if (before.kind == 'recv' or after.kind == 'send') and where[before] > where[after]:
-                raise ScheduleError(f'stage {after.stage} runs {after} before {before}', schedule,
+            if (before[1].kind == 'recv' or after[1].kind == 'send') and where[before] > where[after]:
+                raise ScheduleError(f'stage {after[1].stage} runs {after[1]} before {before[1]}', schedule,
                                     where[after])
 
 
 def _verify_updates(schedule: Schedule) -> None:
-    every = schedule.update_every or schedule.micro_batches
-    made = {stage: 0 for stage in range(schedule.stages)}
-    since: dict[int, set[int]] = {stage: set() for stage in made}
-    for cell, (kind, stage, i, _) in _cells(schedule):
-        batch = range(made[stage] * every,
-                      min((made[stage] + 1) * every, schedule.micro_batches))
+    any_made = any(op.kind == 'U' for op in schedule)
+    for stage, devices in schedule.devices_of.items():
+        for device in devices:
+            _verify_updates_of(schedule, stage, device, any_made=any_made)
+        numbers = [[op.micro_batch for op in schedule.rows[device] if op[:2] == ('U', stage)]
+                   for device in devices]
+        if any(others != numbers[0] for others in numbers):
+            raise ScheduleError(f'stage {stage} lives on the devices {", ".join(map(str, devices))} and has '
+                                f'other updates on one than on another', schedule)
+
+
+def _verify_updates_of(schedule: Schedule, stage: int, device: int, *, any_made: bool) -> None:
+    """Those of a stage on one of its devices."""
+    made, since = 0, set[int]()
+    for position, (kind, of, i, _) in enumerate(schedule.rows[device]):
+        if of != stage:
+            continue
+        cell = device, position
         if kind in ('B', 'W'):
-            since[stage].add(i)
+            since.add(i)
         if kind == 'U':
-            if since[stage] != set(batch) or not batch:
-                raise ScheduleError(_explain_update(stage, since[stage], batch), schedule, cell)
-            made[stage] += 1
-            since[stage].clear()
-        if kind in ('B', 'I') and schedule.weights == 'latest' and (
-                schedule.version(stage, i) != made[stage]):
+            batch = _batch(schedule, stage, made)
+            own = {k for k in batch if schedule.device_at(stage, k) == device}
+            if not batch:
+                raise ScheduleError(f'stage {stage} updates its weights once too often', schedule, cell)
+            if since != own:
+                raise ScheduleError(_explain_update(stage, since, own), schedule, cell)
+            made += 1
+            since.clear()
+        if kind in ('B', 'I') and schedule.weights == 'latest' and schedule.version(stage, i) != made:
             raise ScheduleError(f"{kind}{i} of stage {stage} needs the weights that its forward took, "
                                 f"and they have been updated since: weights='stashed' keeps them",
                                 schedule, cell)
-        if kind == 'F' and schedule.weights == 'double_buffered' and (
-                schedule.version(stage, i) > made[stage]):
+        if kind == 'F' and schedule.weights in ('double_buffered', 'vertical') and schedule.version(stage, i) > made:
             raise ScheduleError(f'F{i} takes weight version {schedule.version(stage, i)} of stage '
                                 f'{stage}, which no update has made yet', schedule, cell)
-    for stage, left in since.items():
-        if left and (schedule.update_every or any(made.values())):
-            raise ScheduleError(f'stage {stage} never updates its weights with the gradient of '
-                                f'micro-batch {min(left)}', schedule)
+    if since and (schedule.update_every or any_made):
+        raise ScheduleError(f'stage {stage} never updates its weights with the gradient of '
+                            f'micro-batch {min(since)}', schedule)
 
 
-def _explain_update(stage: int, since: set[int], batch: range) -> str:
-    if not batch:
-        return f'stage {stage} updates its weights once too often'
-    missing, early = sorted(set(batch) - since), sorted(since - set(batch))
+def _batch(schedule: Schedule, stage: int, made: int) -> range:
+    """The micro-batches of the update that follows `made` others."""
+    every = schedule.covered(stage)
+    return range(made * every, min((made + 1) * every, schedule.micro_batches))
+
+
+def _explain_update(stage: int, since: set[int], batch: set[int]) -> str:
+    missing, early = sorted(batch - since), sorted(since - batch)
     if missing:
         return (f'stage {stage} updates its weights before the backward of micro-batch '
                 f'{missing[0]}, whose gradient it should apply')

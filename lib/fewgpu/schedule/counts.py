@@ -9,14 +9,16 @@ from fewgpu.schedule.schedule import Schedule
 
 
 def stashes(schedule: Schedule) -> list[int]:
-    """How many micro-batches each stage stashes at its peak, from a forward to its B or I.
+    """How many micro-batches each stage stashes at its peak, from a forward to its B or I (of several
+    devices: where it is most).
 
     GPipe m (arXiv 1811.06965, section 2.3); 1F1B min(m, n - s) for stage s of n (arXiv 1806.03377,
     section 3.2). What stays between I and W is not counted.
     """
     change = {'F': 1, 'B': -1, 'I': -1}
-    return [max(accumulate((change.get(op.kind, 0) for op in _row_of(schedule, stage)
-                            if op.stage == stage), initial=0)) for stage in range(schedule.stages)]
+    return [max(max(accumulate((change.get(op.kind, 0) for op in schedule.rows[device]
+                                if op.stage == stage), initial=0))
+                for device in schedule.devices_of[stage]) for stage in range(schedule.stages)]
 
 
 def versions(schedule: Schedule) -> dict[Op, int]:
@@ -28,8 +30,8 @@ def versions(schedule: Schedule) -> dict[Op, int]:
 def versions_alive(schedule: Schedule) -> list[int]:
     """How many weight versions each stage keeps at its peak: those still to be used, the newest.
 
-    GPipe 1; PipeDream n - s for stage s of n (arXiv 1806.03377, section 3.3); 2BW 2 (arXiv
-    2006.09503, section 3.1).
+    GPipe 1; PipeDream n - s for stage s of n (arXiv 1806.03377, section 3.3), with vertical sync n on
+    each; 2BW 2 (arXiv 2006.09503, section 3.1); without stashing 1.
     """
     alive = [1] * schedule.stages
     for row in schedule.rows:
@@ -40,7 +42,7 @@ def versions_alive(schedule: Schedule) -> list[int]:
 
 def staleness(schedule: Schedule) -> dict[tuple[int, int], int]:
     """By how many updates (stage, micro-batch)'s gradient is late: those that the stage has made
-    between the version that it was computed with and the update that applies it.
+    between the version of its forward and the update that applies it.
 
     Flush schedules 0; PipeDream n - 1 - s for stage s of n; 2BW 1; less in the first batches.
     """
@@ -66,7 +68,7 @@ def versions_of(schedule: Schedule, row: Sequence[Op]) -> Iterator[int | None]:
         elif kind == 'U' or schedule.weights == 'latest':
             yield updates[stage]
         else:
-            yield schedule.version(stage, i)
+            yield schedule.version(stage, i, kind)
 
 
 def versions_kept(schedule: Schedule, row: Sequence[Op]) -> Iterator[tuple[int, int, int]]:
@@ -76,7 +78,3 @@ def versions_kept(schedule: Schedule, row: Sequence[Op]) -> Iterator[tuple[int, 
         if kind == 'U':
             yield position, stage, 1 + len(schedule.needed_after(stage, updates[stage]))
             updates[stage] += 1
-
-
-def _row_of(schedule: Schedule, stage: int) -> tuple[Op, ...]:
-    return schedule.rows[schedule.device_of[stage]]

@@ -20,10 +20,11 @@ def grid(schedule: Schedule, marked: Cell | None = None) -> str:
         device 0 | F0   F1   [B1] B0
         device 1 | F0   F1   B0   B1
 
-    If devices hold several stages the number of the stage stands before each operation, as in 2F0.
+    Unless stage s is all that device s holds, the number of the stage stands before each operation,
+    as in 2F0.
     Of a large schedule only the surroundings of the marked cell are shown.
     """
-    many = len(schedule.rows) < len(schedule.device_of)
+    many = any(op.stage != device for device, row in enumerate(schedule.rows) for op in row)
     rows = [[f'{op.stage}{op}' if many else str(op) for op in row] for row in schedule.rows]
     top = first = 0
     if marked:

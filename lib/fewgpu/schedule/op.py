@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-ACTIVATION, GRADIENT, TARGET = 'activation', 'gradient', 'target'
-LETTERS = {ACTIVATION: 'F', GRADIENT: 'B', TARGET: 'T'}   # what a message is called in a grid
+ACTIVATION, GRADIENT, TARGET, SHARE = 'activation', 'gradient', 'target', 'share'
+LETTERS = {ACTIVATION: 'F', GRADIENT: 'B', TARGET: 'T', SHARE: 'G'}   # what a message is called in a grid
 SKIP, SKIP_GRADIENT = 'skip ', 'gradient of skip '   # followed by its name: what a skip's messages are
 
 
@@ -14,14 +14,27 @@ class Message(NamedTuple):
     takes the outputs as activations "to stage n", hands in gradients to stage n - 1 "from stage
     n", and takes the gradients of the inputs as gradients "to stage -1". See `activation`,
     `gradient` and `target`.
+
+    Where a stage lives on several devices, each sends the others its share of the gradients before an
+    update (see `share`): such a message names both devices. All others are between the devices that
+    have the stages' operations of their micro-batch.
     """
 
     what: str
     source: int
     stage: int
     micro_batch: int
+    sender: int = -1     #: the device it comes from, if it is a share
+    receiver: int = -1   #: the device it is for, if it is a share
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, in words."""
+        return f'stage {self.source}' + (f' on device {self.sender}' if self.sender >= 0 else '')
 
     def __str__(self) -> str:
+        if self.what == SHARE:
+            return f'{self.what} of the gradients of stage {self.stage} for device {self.receiver}'
         return f'{self.what} of micro-batch {self.micro_batch} for stage {self.stage}'
 
 
@@ -38,6 +51,11 @@ def gradient(stage: int, micro_batch: int) -> Message:
 def target(stage: int, micro_batch: int) -> Message:
     """What the last stage needs from the caller to compute the loss."""
     return Message(TARGET, -1, stage, micro_batch)
+
+
+def share(update: 'Op', sender: int, receiver: int) -> Message:
+    """The gradients that device `sender` has for an update of its stage, for another that holds it."""
+    return Message(SHARE, update.stage, update.stage, update.micro_batch, sender, receiver)
 
 
 class Skip(NamedTuple):
@@ -82,7 +100,10 @@ class Op(NamedTuple):
 
     def __str__(self) -> str:
         if self.message is not None:
-            arrow, other = (('>', self.message.stage) if self.kind == 'send'
-                            else ('<', self.message.source))
-            return f'{LETTERS.get(self.message.what, "M")}{self.micro_batch}{arrow}{other}'
+            _, source, stage, _, sender, receiver = self.message
+            if sender >= 0:
+                source, stage = f'd{sender}', f'd{receiver}'
+            arrow, other = ('>', stage) if self.kind == 'send' else ('<', source)
+            number = self.micro_batch if self.micro_batch >= 0 else ''
+            return f'{LETTERS.get(self.message.what, "M")}{number}{arrow}{other}'
         return self.kind if self.micro_batch < 0 else f'{self.kind}{self.micro_batch}'

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from fewgpu.schedule.op import Op, Skip, activation, gradient, target
+from fewgpu.schedule.op import Op, Skip, activation, gradient, share, target
 from fewgpu.schedule.schedule import Schedule
 
 CHECKPOINTS = ('always', 'except_last', 'never')
@@ -36,16 +36,22 @@ def with_recompute(schedule: Schedule, checkpoint: str) -> Schedule:
 
 def with_updates(schedule: Schedule) -> Schedule:
     """Let every stage update its weights after its last backward, unless the schedule says itself
-    when they are updated."""
+    when they are updated.
+
+    Stages that live on several devices do so at the end of the rows, in the same order everywhere: else
+    two devices that hold the same stages might wait for each other's gradients.
+    """
     if any(op.kind == 'U' for op in schedule):
         return schedule
+    single = schedule.device_of
 
     def expand(row: tuple[Op, ...]) -> Iterator[Op]:
         last = {op.stage: position for position, op in enumerate(row)}
         for position, op in enumerate(row):
             yield op
-            if position == last[op.stage]:
+            if position == last[op.stage] and op.stage in single:
                 yield Op('U', op.stage)
+        yield from (Op('U', stage) for stage in sorted(last.keys() - single.keys()))
 
     return replace(schedule, rows=tuple(tuple(expand(row)) for row in schedule.rows))
 
@@ -72,16 +78,21 @@ def with_messages(schedule: Schedule, *, targets: bool = False) -> Schedule:
 
     A recompute needs no message, so it may run before the gradient has come. The pipeline's ends
     (see `Message`) send and receive like any other stage. With `targets` the last stage receives
-    those, too. Skips (see `with_skips`) have messages of their own.
+    those, too. Before an update of a stage on several devices, each sends its gradients to the others.
+    Skips (see `with_skips`) have messages of their own.
     """
     last = schedule.stages - 1
     stages = range(schedule.stages)
     imports = {stage: [skip for skip in schedule.skips if skip.stage == stage] for stage in stages}
     exports = {stage: [skip for skip in schedule.skips if skip.source == stage] for stage in stages}
 
-    def expand(row: tuple[Op, ...]) -> Iterator[Op]:
+    def expand(device: int, row: tuple[Op, ...]) -> Iterator[Op]:
         for op in row:
             _, stage, i, _ = op
+            if op.kind == 'U':
+                others = schedule.replicas_beside(stage, device)
+                yield from (Op('send', stage, i, share(op, device, other)) for other in others)
+                yield from (Op('recv', stage, i, share(op, other, device)) for other in others)
             if op.kind == 'F':
                 arrives = activation(stage, i), *(skip.activation(i) for skip in imports[stage])
                 leaves = activation(stage + 1, i), *(skip.activation(i) for skip in exports[stage])
@@ -97,4 +108,4 @@ def with_messages(schedule: Schedule, *, targets: bool = False) -> Schedule:
             yield op
             yield from (Op('send', stage, i, message) for message in leaves)
 
-    return replace(schedule, rows=tuple(tuple(expand(row)) for row in schedule.rows))
+    return replace(schedule, rows=tuple(tuple(expand(*pair)) for pair in enumerate(schedule.rows)))

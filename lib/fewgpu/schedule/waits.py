@@ -44,7 +44,7 @@ class _Play:
         self._stages, self._sends = schedule.stages, sends
         self._explicit = any(op.message for op in schedule)
         whole = schedule if self._explicit else with_messages(schedule)
-        self._device_of = whole.device_of
+        self._sender_of, self._receiver_of = whole.sender_of, whole.receiver_of
         self._sent: set[Message] = set()
         self._received: set[Message] = set()   # at least, the receiver has come to the receive
         self._waits: dict[int, Wait] = {}
@@ -85,7 +85,7 @@ class _Play:
             yield 'recv', message
 
     def _send(self, message: Message, device: int, last: dict) -> Iterator[Wait]:
-        there = self._device_of.get(message.stage)   # None: at the caller
+        there = self._receiver_of(message)   # None: at the caller
         leaves = there not in (None, device) and skip_name(message.what) is None
         if leaves and self._sends == 'paired':
             before = last.get((message.what, there))
@@ -107,11 +107,11 @@ class _Play:
         for device in path:
             kind, m = self._waits[device]
             own, other = (m.stage, m.source) if kind == 'recv' else (m.source, m.stage)
-            name = f'{LETTERS.get(m.what, m.what)}{m.micro_batch}'
+            name = f'{LETTERS.get(m.what, m.what)}{m.micro_batch if m.micro_batch >= 0 else ""}'
             subject = (f'stage {own}' if not said else
                        ', which' if own == asked else f', on whose device stage {own}')
             asked = other
-            said += f'{subject} waits ' + (f'for {name} from stage {other}' if kind == 'recv' else
+            said += f'{subject} waits ' + (f'for {name} from {m.origin}' if kind == 'recv' else
                                            f'for stage {other} to receive {name}')
         if who == path[-1]:
             said += ', which comes later on the same device'
@@ -121,4 +121,4 @@ class _Play:
 
     def _other(self, device: int) -> int | None:
         kind, message = self._waits[device]
-        return self._device_of.get(message.source if kind == 'recv' else message.stage)
+        return (self._sender_of if kind == 'recv' else self._receiver_of)(message)

@@ -128,11 +128,10 @@ class Mailbox:
             seen.add(who)
             message = self._waiting[who]
             kind = LETTERS.get(message.what, message.what)
-            source = message.source
-            from_whom = (f'stage {source}' if 0 <= source < self._schedule.stages
-                         else 'the caller')
-            chain.append(f'stage {message.stage} waits for {kind}{message.micro_batch} from {from_whom}')
-            who = self._schedule.device_of.get(source)
+            number = message.micro_batch if message.micro_batch >= 0 else ''
+            from_whom = message.origin if 0 <= message.source < self._schedule.stages else 'the caller'
+            chain.append(f'stage {message.stage} waits for {kind}{number} from {from_whom}')
+            who = self._schedule.sender_of(message)
         if who is not None and who not in self._waiting:
             chain.append(self._where(who))
         return ', '.join(chain)

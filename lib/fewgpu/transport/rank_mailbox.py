@@ -38,9 +38,9 @@ class RankMailbox(Mailbox):
         self._seen: Mapping[int, Sign] = {}
 
     def send(self, message: Message, parcel: Parcel) -> None:
-        """To the rank of the stage; a message to the outside of the pipeline stays here."""
-        row = self._schedule.device_of.get(message.stage, self._index)
-        if row == self._index:
+        """To the rank it is for; a message to the outside of the pipeline stays here."""
+        row = self._schedule.receiver_of(message)
+        if row in (None, self._index):
             self.deliver(message, parcel)
         else:
             self._ranks.send(row, self._step, message, parcel)
@@ -82,7 +82,7 @@ class RankMailbox(Mailbox):
             self._ranks.abort(error)
 
     def _hopeless(self, message: Message, device: int) -> Exception | None:
-        row = self._schedule.device_of.get(message.source)
+        row = self._schedule.sender_of(message)
         if row == device or len(self._ranks.members) == 1:
             return Deadlock(f'deadlock: {self._explain(device)}')
         if row is None or self._ranks.gone(row) is None:

@@ -18,7 +18,7 @@ from fewgpu.schedule import Message
 
 HEAD = 8192   # bytes
 
-_START = Struct('<IqiiiB')   # length of the structure, step, the Message's numbers, length of `what`
+_START = Struct('<IqiiiiiB')   # length of the structure, step, the Message's numbers, length of `what`
 _COUNT, _TENSOR = Struct('<I'), Struct('<BBB')   # _TENSOR: dtype, ndim, flags
 _ROOM = HEAD - _START.size
 _NEEDS_GRADIENT, _PERMUTED = 1, 2
@@ -63,7 +63,7 @@ def decode(head: torch.Tensor, receive: Callable[[Sequence[torch.Tensor]], None]
 
     `receive` fills the tensors it is given with the parts that come next, in order.
     """
-    length, step, source, stage, micro_batch, name = _START.unpack_from(head.numpy())
+    length, step, *numbers, name = _START.unpack_from(head.numpy())
     structure = head[_START.size:]
     if length > _ROOM:
         receive([structure := torch.empty(length, dtype=torch.uint8)])
@@ -77,7 +77,7 @@ def decode(head: torch.Tensor, receive: Callable[[Sequence[torch.Tensor]], None]
             _bytes_of(tensor).copy_(head[place])
     if parts:
         receive(parts)
-    return step, Message(bytes(structure.numpy()[:name]).decode(), source, stage, micro_batch), value
+    return step, Message(bytes(structure.numpy()[:name]).decode(), *numbers), value
 
 
 def _places(length: int, tensors: Sequence[torch.Tensor]) -> list[slice | None]:

@@ -20,7 +20,8 @@ def facts(schedule: Schedule, timeline: Timeline, costs: Costs, *, plain: bool) 
     if schedule.weights != 'latest':
         yield 'It never flushes: of a longer run, only the start and the end are such a bubble.'
     yield f'Micro-batches stashed at peak, {_by_stage(stashes(schedule))}.'
-    if any(op.kind in 'RW' for op in schedule) or schedule.stages > len(schedule.rows):
+    several = any(len({op.stage for op in row}) > 1 for row in schedule.rows)
+    if several or any(op.kind in 'RW' for op in schedule):
         peaks = [timeline.peak(device) for device in range(len(schedule.rows))]
         yield (f"In the picture, {_by_stage(peaks, 'device')}: all stages of a device, inputs that wait "
                f'for their recompute, and what a W still needs count as stashes, too.')
@@ -35,7 +36,8 @@ def textbook(schedule: Schedule, costs: Costs) -> tuple[str, float] | None:
     GPipe: arXiv 1811.06965, section 2.3. 1F1B and interleaved: arXiv 2104.04473, section 2.2, there
     as a share of the work, here of the step. Zero bubble: arXiv 2401.10241, Table 2;
     it takes a W that is no longer than F, and as many micro-batches as are in flight. PipeDream and
-    2BW idle only at the start and the end: once 1F1B's bubble, however long they run.
+    2BW idle only at the start and the end: once 1F1B's bubble, however long they run. GEMS: see
+    `fewgpu.schedule.gems`.
     """
     n, m = len(schedule.rows), schedule.micro_batches
     v = schedule.stages // n
@@ -50,6 +52,10 @@ def textbook(schedule: Schedule, costs: Costs) -> tuple[str, float] | None:
                 idle / (idle + m * (f + i + w)))
     if schedule.name == 'interleaved':
         return '(n - 1) / (v m + n - 1)', (n - 1) / (v * m + n - 1)
+    if schedule.name == 'gems':
+        f, b = costs.of('F', 0), costs.of('B', 0)
+        step = n * (f + b) + (m - 1) * max(n * b + f, n * f + b)
+        return '1 - m(F + B) / (n(F + B) + (m - 1) max(nB + F, nF + B))', 1 - m * (f + b) / step
     return '(n - 1) / (m + n - 1)', (n - 1) / (m + n - 1)
 
 

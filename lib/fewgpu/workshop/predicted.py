@@ -70,9 +70,9 @@ def _predict(plan: Schedule, before: Timeline, parameters: int) -> Timeline:
                   stash=[one['stash'] for one in grown], input=[one['input'] for one in grown],
                   for_W=[one['for_W'] for one in grown])
     timeline = simulate(with_updates(plan), costs)
-    gradients = parameters * (plan.stages // len(plan.rows))
-    return Timeline(tuple(tuple(span._replace(live=span.live + gradients) for span in row)
-                          for row in timeline.rows), before.names)
+    gradients = [parameters * len({op.stage for op in row}) for row in plan.rows]
+    return Timeline(tuple(tuple(span._replace(live=span.live + more) for span in row)
+                          for row, more in zip(timeline.rows, gradients)), before.names)
 
 
 def _growth(timeline: Timeline, stage: int) -> dict[str, float]:
