@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given, settings, strategies as st
 from torch import nn
 
-from fewgpu import GPipe, ModelParallel, Pipeline
+from fewgpu import GPipe, Pipeline
 from fewgpu.balance import balance_by_size, balance_by_time, cut_mirrored, profile
 from fewgpu.device import Device, one_thread
 from fewgpu.link import bytes_in
@@ -21,10 +21,11 @@ from fewgpu.schedule import (CHECKPOINTS, SCHEDULES, Schedule, Skip, check, gpip
                              with_messages, with_skips)
 from fewgpu.schedule.waits import verify_no_deadlock
 from fewgpu.simulate import Costs, simulate
-from fewgpu.skip import Load, Save, SkipSequential, _thread, routes, verify_skips
+from fewgpu.skip import Load, Save, SkipSequential, _thread
+from fewgpu.skip_routes import routes, verify_skips
 from fewgpu.transport import Mailbox
 from tests import skips
-from tests.networks import evenly, seeded, virtual
+from tests.networks import evenly, virtual
 from tests.pipes import BACKWARD, FORWARD, Failing
 from tests.reference import Pipelined, compare
 from tests.schedules import schedules

@@ -20,7 +20,7 @@ from fewgpu.device import Device
 from fewgpu.microbatch import check_leaves, scatter
 from fewgpu.partition import place, split, turn_of, verify_balance, verify_module
 from fewgpu.schedule import CHECKPOINTS, gpipe, with_recompute, with_skips
-from fewgpu.skip import routes, wrapped
+from fewgpu.skip_routes import routes, wrapped
 from fewgpu.stage import Stage
 from fewgpu.trace import Timeline
 from fewgpu.transport import refuse_devices_around
@@ -38,7 +38,7 @@ class GPipe(nn.Module):
         checkpoint: which micro-batches are recomputed in training: 'always', 'except_last' or
             'never'.
         deferred_batch_norm: running statistics of the mini-batch instead of each micro-batch.
-        skips: how long skips travel (see `fewgpu.skip`): 'straight', or 'through' all stages between.
+        skips: how long skips travel (see `fewgpu.skip_routes`): 'straight', or 'through' all stages between.
 
     Outputs and gradients equal those of the plain module, applied micro-batch by micro-batch. The
     keys of the state_dict are the plain module's.

@@ -17,7 +17,7 @@ from fewgpu.device import Device
 from fewgpu.loss import LossFn, WithLoss
 from fewgpu.partition import place, split
 from fewgpu.schedule import TARGET, Schedule
-from fewgpu.skip import wrapped
+from fewgpu.skip_routes import wrapped
 from fewgpu.stage import Stage, StageStep
 from fewgpu.weights import Gradients
 

@@ -34,7 +34,7 @@ from fewgpu.run import run, telling_who_updated
 from fewgpu.schedule import Schedule, activation
 from fewgpu.schedule.named import schedule_makers
 from fewgpu.schedule.plans import Plans
-from fewgpu.skip import routes
+from fewgpu.skip_routes import routes
 from fewgpu.trace import Timeline
 from fewgpu.transport import Mailbox, refuse_devices_around
 
@@ -63,7 +63,7 @@ class Pipeline:
         ranks: the ranks that hold the rows of the schedule (`fewgpu.transport.Ranks`); by default
             all of torch.distributed, if it is initialised and `devices` does not list one a row.
         replicas: other pipelines that train the same model (see `fewgpu.hybrid`).
-        skips: how long skips travel (see `fewgpu.skip`): 'straight', or 'through' all stages between.
+        skips: how long skips travel (see `fewgpu.skip_routes`): 'straight', or 'through' all stages between.
         time_limit: seconds that a device may wait for a message; on ranks it is 60 by default.
 
     Results equal those of the plain model, trained micro-batch by micro-batch ('pipedream', '2bw' and

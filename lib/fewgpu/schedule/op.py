@@ -60,7 +60,7 @@ def share(update: 'Op', sender: int, receiver: int) -> Message:
 
 class Skip(NamedTuple):
     """A value called `name` that stage `source` sends straight to the later stage `stage`, past those
-    in between (see `fewgpu.skip`). A schedule lists those of its model."""
+    in between (see `fewgpu.skip_routes`). A schedule lists those of its model."""
 
     name: str
     source: int
