@@ -28,14 +28,13 @@ class MiniBatches:
         """How many micro-batches each has."""
         return [len(each) for each in self.rows]
 
-    def count_for(self, module: nn.Module) -> int:
-        """How many micro-batches each has, if they agree, or if the layers of a stage need not know."""
+    def verify_for(self, module: nn.Module) -> None:
+        """Raises ValueError if layers must know how many micro-batches each has, and these do not agree."""
         counted = any(isinstance(part, DeferredBatchNorm) for part in module.modules())
         if counted and len(set(self.counts)) > 1:
             raise ValueError(f'deferred batch norm counts the micro-batches of a mini-batch, and these have '
                              f'{min(self.counts)} to {max(self.counts)}: give all at least as many rows as '
                              f'chunks')
-        return self.counts[0]
 
     def messages(self, schedule: Schedule, loss_fn: LossFn, stages: Collection[int]) -> dict[Message, Any]:
         """What the caller sends to those of `stages` that take some. Raises as `target_messages` does."""

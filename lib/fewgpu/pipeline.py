@@ -243,7 +243,7 @@ class Pipeline:
                     if whole.receiver_of(message) in self._rows}
         own = [i for i in range(whole.micro_batches) if whole.device_at(self._last, i) in self._rows]
         context = Context.capture(self.devices, seed)
-        batches.count_for(self.module)   # or raise
+        batches.verify_for(self.module)
         self._held.align()
         stages = [self._held.begin(row, schedule, context, self.replicas and self.replicas.average,
                                    mini_batches=len(batches.rows)) for row in self._rows]
