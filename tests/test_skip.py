@@ -123,6 +123,20 @@ def test_any_schedule_trains_as_the_plain_model_to_the_bit(data, layers, schedul
     assert [*pipeline.state_dict()] == [*case.model().state_dict()]
 
 
+@settings(max_examples=10)
+@given(st.data(), networks(), st.sampled_from(['straight', 'through']))
+def test_stages_on_several_devices_find_the_skips_of_their_micro_batches(data, layers, way) -> None:
+    """Replicas add up their gradients, so that the last bit may differ."""
+    balance, chunks = data.draw(skips.cuts(len(layers), 4)), data.draw(evenly(1, 4))
+    case = SkipCase(layers, balance, chunks + data.draw(evenly(0, 2)), chunks, 'never')
+    x, y = case.inputs().detach(), case.inputs(1).detach()
+    pipeline = Pipeline(case.model(), balance, schedule='gems', chunks=chunks, loss_fn=mse, skips=way,
+                        devices=['cpu'] * len(balance))
+    loss = pipeline.step(x, y)
+    expected = plain_gradients(case, sizes(case.rows, chunks), x, y, descending=False)
+    torch.testing.assert_close((loss, [p.grad for p in pipeline.parameters()]), expected)
+
+
 # What moves
 
 
