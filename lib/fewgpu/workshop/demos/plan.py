@@ -274,14 +274,14 @@ def _test_c23(show: Show) -> None:
 
 
 def _picture(results: dict[str, Result]) -> Figure:
-    figure = plot.Picture(figsize=(11.0, 4.0), layout='constrained')
+    figure = plot.Picture(figsize=(12.0, 4.0), layout='constrained')
     left, right = figure.subplots(1, 2, width_ratios=[1.2, 1.0])
     _bars(left, results)
     machines = [1, 2, 4, 8, 16, 32]
     shares = {name: (machines, communication_share(known(name), Cluster(per_server=1), machines))
               for name in ('alexnet', 'vgg16', 'resnet50')}
-    plot.lines(shares, right, title='Communication in data parallelism, predicted', log='x',
-               x='machines with one V100 each, 25 Gbit/s', y='share of a step')
+    plot.lines(shares, right, title='Share of communication, predicted', log='x',
+               x='data parallelism: machines of one V100, 25 Gbit/s', y='of a step')
     right.set_ylim(0.0, 1.0)
     right.yaxis.set_major_formatter(lambda share, _: f'{share:.0%}')
     return figure
