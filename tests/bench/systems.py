@@ -236,18 +236,19 @@ def ratios(found: dict) -> list[Ratio]:
         return [measured[what][name] for measured in found['rounds']]
     return [Ratio(f'{one} / {other}{note}', '', aim if what == 'seconds' else None,
                   Summary.of(paired_ratios(column(what, other), column(what, one))))
-            for what, note in (('seconds', ''), ('processor', ', processor time')) for one, other, aim in PAIRS]
+            for what, note in (('seconds', ''), ('processor', ', processor time'))
+            for one, other, aim in PAIRS]
 
 
 def table_of(found: dict) -> Table:
     """Everybody's seconds a step and bytes a rank."""
     options = found['options']
-    table = Table('contestant', 'seconds a step', 'range', 'of a processor', 'peak bytes a rank', 'a parameter', title=(
-        '{arch}, {batch} samples a rank, {ranks} ranks'.format(**options)))
-    for name, peak in found['peaks'][0].items():
+    table = Table('contestant', 'seconds a step', 'range', 'of a processor', 'peak bytes a rank',
+                  'a parameter', title='{arch}, {batch} samples a rank, {ranks} ranks'.format(**options))
+    for name in found['peaks'][0]:
         taken = Summary.of([measured['seconds'][name] for measured in found['rounds']])
+        busy = Summary.of([measured['processor'][name] for measured in found['rounds']])
         peak = max(peaks[name] for peaks in found['peaks'])
         table.add_row(name, f'{taken.median:.4f}', f'{taken.smallest:.4f} to {taken.largest:.4f}',
-                      f'{Summary.of([measured["processor"][name] for measured in found["rounds"]]).median:.4f}',
-                      f'{peak / 1e6:.1f} MB', f'{peak / found["parameters"]:.1f}')
+                      f'{busy.median:.4f}', f'{peak / 1e6:.1f} MB', f'{peak / found["parameters"]:.1f}')
     return table
