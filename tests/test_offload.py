@@ -165,6 +165,18 @@ def test_a_model_ten_times_the_device_trains_as_on_a_large_one(depth, chunks, se
     assert small.ledger.peak <= (3 + (depth > 0) + (chunks > 1)) * unit + 3 * row * (80 + 10)
 
 
+@given(st.integers(1, 5), st.integers(2, 8))
+def test_nothing_is_loaded_further_ahead_than_asked(depth, layers):
+    """Reading as far as `depth` visits, but on the device is one unit at most besides the one in use."""
+    model = Offloaded(chain(layers, 8), optimizer=adam, loss_fn=nn.functional.mse_loss, device=Device('cpu'),
+                      depth=depth)
+    model.step(torch.ones(2, 8), torch.ones(2, 8))
+    starts = {step: [span.start for span in model.spans if span.step == step] for step in ('wait', 'read', 'copy')}
+    assert {len(found) for found in starts.values()} == {2 * layers - 1}
+    for step, ahead in (('read', depth), ('copy', 1)):
+        assert all(waited <= begun for waited, begun in zip(starts['wait'], starts[step][ahead:])), step
+
+
 def test_a_device_that_is_too_small_for_a_layer_says_so():
     model = Offloaded(chain(3), optimizer=adam, loss_fn=nn.functional.mse_loss,
                       device=Device('cpu', memory_limit=36_000))
