@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -111,7 +111,8 @@ def test_trains_as_the_plain_model_bit_for_bit(case, name, depth, recompute, on_
         assert str(model.evaluate(case.inputs(9))) == str(out)
 
 
-@given(cases(inputs_need_gradient=False, used=(True,)), st.sampled_from([*OPTIMIZERS]), st.integers(0, 3), st.booleans())
+@given(cases(inputs_need_gradient=False, used=(True,)), st.sampled_from([*OPTIMIZERS]), st.integers(0, 3),
+       st.booleans())
 def test_goes_on_from_its_store(case, name, stop, apart):
     make = OPTIMIZERS[name]
     plain, _ = train_plainly(case, 3, make)
