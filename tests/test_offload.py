@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -111,7 +111,8 @@ def test_trains_as_the_plain_model_bit_for_bit(case, name, depth, recompute, on_
         assert str(model.evaluate(case.inputs(9))) == str(out)
 
 
-@given(cases(inputs_need_gradient=False, used=(True,)), st.sampled_from([*OPTIMIZERS]), st.integers(0, 3), st.booleans())
+@given(cases(inputs_need_gradient=False, used=(True,)), st.sampled_from([*OPTIMIZERS]), st.integers(0, 3),
+       st.booleans())
 def test_goes_on_from_its_store(case, name, stop, apart):
     make = OPTIMIZERS[name]
     plain, _ = train_plainly(case, 3, make)
@@ -163,6 +164,18 @@ def test_a_model_ten_times_the_device_trains_as_on_a_large_one(depth, chunks, se
     # of all units, and what one keeps.
     unit, row = size // 80, 96 * 4
     assert small.ledger.peak <= (3 + (depth > 0) + (chunks > 1)) * unit + 3 * row * (80 + 10)
+
+
+@given(st.integers(1, 5), st.integers(2, 8))
+def test_nothing_is_loaded_further_ahead_than_asked(depth, layers):
+    """Reading as far as `depth` visits, but on the device is one unit at most besides the one in use."""
+    model = Offloaded(chain(layers, 8), optimizer=adam, loss_fn=nn.functional.mse_loss, device=Device('cpu'),
+                      depth=depth)
+    model.step(torch.ones(2, 8), torch.ones(2, 8))
+    starts = {step: [span.start for span in model.spans if span.step == step] for step in ('wait', 'read', 'copy')}
+    assert {len(found) for found in starts.values()} == {2 * layers - 1}
+    for step, ahead in (('read', depth), ('copy', 1)):
+        assert all(waited <= begun for waited, begun in zip(starts['wait'], starts[step][ahead:])), step
 
 
 def test_a_device_that_is_too_small_for_a_layer_says_so():

@@ -161,8 +161,8 @@ def check(laws: list[Callable[[int], None]], seeds: list[int], folder: str) -> N
 def test_two_ranks():
     seeds = [random.randrange(10**6) for _ in range(6)]
     with tempfile.TemporaryDirectory() as folder:
-        launch(check, 2, args=([equals_plain_on_all_rows, every_rank_reads_its_share, averages_batch_norm], seeds, folder),
-               time_limit=300)
+        laws = [equals_plain_on_all_rows, every_rank_reads_its_share, averages_batch_norm]
+        launch(check, 2, args=(laws, seeds, folder), time_limit=300)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from fewgpu.partition import split
 from fewgpu.stage import Stage
 from fewgpu.transport.copies import Parcel
 from fewgpu.unit import to_device, to_host
+from fewgpu.visits import without_autocast
 from fewgpu.weights import storage
 
 
@@ -86,13 +87,16 @@ def train_in_segments(module: nn.Sequential, segments: int, x: torch.Tensor,
     if not 1 <= segments <= layers:
         raise ValueError(f'{layers} layers are cut into 1 to {layers} segments, not {segments}')
     balance = [layers // segments + (s < layers % segments) for s in range(segments)]
-    with torch.enable_grad(), device.active():
+    with torch.enable_grad():
         context = Context.capture([device])
+    with torch.enable_grad(), device.active(), without_autocast(context):
         steps = [Stage(s, part, device).begin(context, 1) for s, part in enumerate(split(module, balance))]
         for step in steps:   # the last one's backward comes at once
             x = step.forward(0, x, 'graph' if step is steps[-1] else 'input')
         x.requires_grad_()
-        loss(x).backward()
+        with context.casting():
+            value = loss(x)
+        value.backward()
         gradients, x = [x.grad], None
         for step in reversed(steps):
             step.recompute(0)

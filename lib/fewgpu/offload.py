@@ -35,7 +35,7 @@ from fewgpu.shares import Alone, Together
 from fewgpu.store import HostStore, Store
 from fewgpu.unit import MakeOptimizer, make_units, to_device
 from fewgpu.versions import Versions
-from fewgpu.visits import Visits
+from fewgpu.visits import Visits, without_autocast
 
 
 class Times(NamedTuple):
@@ -165,7 +165,8 @@ class Offloaded:
         total = self._ranks.total(sum(rows), self.device.torch)
         shares = [count / total if is_mean(self.loss_fn) else 1.0 for count in rows]
         xs, targets = (to_device(scatter(batch, len(rows)), self.device) for batch in (x, y))
-        loss = self._visits(context).train(xs, [*zip(targets, shares)], self._keep)
+        with without_autocast(context):
+            loss = self._visits(context).train(xs, [*zip(targets, shares)], self._keep)
         self._ranks.average([*self.module.buffers()], sum(rows) / total)
         return self._ranks.summed(loss)
 

@@ -49,6 +49,16 @@ class Visit:
     values: list[torch.Tensor] = field(default_factory=list)   # of the parameters, on the device
 
 
+@contextlib.contextmanager
+def without_autocast(context: Context) -> Iterator[None]:
+    """Inside, a backward sees no autocast of the caller, as where one calls it after the `with`; forwards
+    enter it by themselves."""
+    with contextlib.ExitStack() as stack:
+        for kind, _ in context.autocast:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
 class Visits:
     """Those of one step."""
 

@@ -244,6 +244,6 @@ def picture(waiting: dict[str, float], peaks: dict[str, float]) -> Figure:
                 for name, ait in needs.items()}, figure.add_subplot(grid[0, :]), log='x', x='bandwidth (GB/s)',
                y='efficiency (%)', title='What a bandwidth allows without overlap (formulas; 70 TFLOPS, length 1,024)')
     figure.axes[0].set_ylim(0, 105)
-    plot.bars(waiting, figure.add_subplot(grid[1, 0]), write='{:.0f} %', title='Measured: the device waits (of a forward)')
+    plot.bars(waiting, figure.add_subplot(grid[1, 0]), write='{:.0f} %', title='Measured: waiting, of a forward')
     plot.bars(peaks, figure.add_subplot(grid[1, 1]), write='{:.2f} MB', title='Counted: peak of a layer in tiles')
     return figure
