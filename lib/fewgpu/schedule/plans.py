@@ -1,6 +1,7 @@
 """The schedules of a pipeline's steps: made once for each number of micro-batches, with all passes."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fewgpu.schedule.long_runs import following, verify_whole_updates
 from fewgpu.schedule.op import Skip
@@ -44,7 +45,8 @@ class Plans:
         Raises ValueError as `of` does, and if an update would cover parts of two mini-batches.
         """
         if self.layout.update_every is None:
-            whole = following([self.of('training', count, True)[0] for count in counts])
+            whole = replace(following([self.of('training', count, True)[0] for count in counts]),
+                            update_every=None)   # an update is of a whole mini-batch, not of so many
         else:
             verify_whole_updates(self._make_long(self._chunks), counts)
             whole = with_recompute(self._in_layout(self._make_long(sum(counts))), self._checkpoint)
