@@ -8,6 +8,7 @@ from torch import nn
 
 from fewgpu.device import Device
 from fewgpu.link import bytes_in
+from fewgpu.partition import split
 from fewgpu.pilot import shards_that_fit
 from fewgpu.spill import Spilled
 from tests.networks import cases, seeded
@@ -47,6 +48,9 @@ def test_the_shards_train_within_the_limit_or_a_layer_is_named(network, limit, b
                 train(network, [1] * len(model), limit - reserved, on_host, prefetch=False)
         return
     assert sum(balance) == len(model) and min(balance) > 0
+    reserved = int(buffer if buffer >= 1 else buffer * limit)
+    for part in split(model, balance):   # half of the buffer is for the shard that comes
+        assert not reserved or 2 * bytes_in(list(part.parameters())) <= reserved
     for prefetch in {False, buffer > 0}:
         device = Device(memory_limit=limit)
         Spilled(model, balance, device=device, loss_fn=mean_square, prefetch=prefetch,

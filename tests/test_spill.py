@@ -15,6 +15,7 @@ from fewgpu.link import Link, bytes_in
 from fewgpu.shard import FROM_HOST, TO_HOST
 from fewgpu.spill import Spilled
 from fewgpu.shard_units import Unit, units
+from tests.layers import Call
 from tests.networks import Case, cases, seeded
 from tests.reference import Plain, casting, differences, state
 
@@ -129,6 +130,23 @@ def test_state_goes_on_with_another_balance(cut, optimizer, first):
     for x, y in batches[2:]:
         after.step(x, y)
     assert differences(dict(after.state_dict()), dict(through.state_dict())) == []
+
+
+@pytest.mark.parametrize('balance', ([4], [2, 2], [1, 3], [1, 1, 1, 1]))
+@pytest.mark.parametrize('on_host', (True, False))
+def test_a_layer_that_works_in_place_changes_neither_the_callers_input_nor_what_is_kept(balance, on_host):
+    def layers():
+        torch.manual_seed(0)
+        return nn.Sequential(Call(lambda x: x.add_(1)), nn.Linear(8, 8), Call(lambda x: x.mul_(3)), nn.Linear(8, 8))
+
+    x, y = data(3)
+    plain, kept = layers(), x.clone()
+    with one_thread():
+        mean_square(plain(x.clone()), y).backward()
+    model = Spilled(layers(), balance, device=Device(), loss_fn=mean_square, inputs_on_host=on_host)
+    model.step(x, y)
+    assert torch.equal(x, kept)
+    assert differences([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()]) == []
 
 
 # units, bytes, memory

@@ -134,7 +134,8 @@ def one_by_one() -> Callable[[], object]:
 def pipelined(chunks: int) -> Callable[[], object]:
     """What trains returns the share of time in which the devices idle."""
     pipes = [Pipeline(network(seed), balance(DEVICES), schedule='gpipe', chunks=chunks, devices=linked(DEVICES),
-                      loss_fn=next_token_loss, optimizer=adam, checkpoint='never') for seed in range(MODELS)]
+                      loss_fn=next_token_loss, optimizer=torch.optim.Adam, checkpoint='never')
+             for seed in range(MODELS)]
     def train() -> float:
         for pipe in pipes:
             for x, y in batches():
@@ -187,12 +188,8 @@ def balance(shards: int) -> list[int]:
     return [9 // shards + (s < 9 % shards) for s in range(shards)]
 
 
-def adam(parameters) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=1e-3)
-
-
 def spilled(seed: int, cuts: list[int], devices: Sequence[Device], *, prefetch: bool = True) -> Spilled:
-    return Spilled(network(seed), cuts, device=devices[0], loss_fn=next_token_loss, optimizer=adam,
+    return Spilled(network(seed), cuts, device=devices[0], loss_fn=next_token_loss, optimizer=torch.optim.Adam,
                    prefetch=prefetch)
 
 
