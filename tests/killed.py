@@ -7,7 +7,7 @@ from torch import nn
 
 from fewgpu.device import Device
 from fewgpu.offload import Offloaded
-from fewgpu.store import DiskStore, Store
+from fewgpu.offload.store import DiskStore, Store
 
 
 def opened(store: Store) -> Offloaded:

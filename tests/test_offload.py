@@ -21,7 +21,7 @@ from fewgpu.device import Device, one_thread
 from fewgpu.microbatch import scatter
 from fewgpu.offload import Offloaded
 from fewgpu.rng import StepSeed, Stream
-from fewgpu.store import DiskStore, HostStore, StoreError
+from fewgpu.offload import DiskStore, HostStore, StoreError
 from fewgpu.tiled import TiledLinear
 from tests import killed
 from tests.networks import Case, cases, seeded

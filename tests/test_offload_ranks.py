@@ -15,7 +15,7 @@ from fewgpu.device import Device, one_thread
 from fewgpu.launch import launch
 from fewgpu.offload import Offloaded
 from fewgpu.rng import StepSeed, Stream
-from fewgpu.store import DiskStore, HostStore
+from fewgpu.offload import DiskStore, HostStore
 
 MSE = nn.functional.mse_loss
 

@@ -9,7 +9,7 @@ from torch import nn
 from fewgpu.device import Device
 from fewgpu.link import bytes_in
 from fewgpu.partition import split
-from fewgpu.pilot import shards_that_fit
+from fewgpu.spill import shards_that_fit
 from fewgpu.spill import Spilled
 from tests.networks import cases, seeded
 from tests.reference import differences, state

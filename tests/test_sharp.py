@@ -16,8 +16,8 @@ from torch import nn
 
 from fewgpu.device import Device
 from fewgpu.link import Link
-from fewgpu.lrtf import Chain, Lrtf, plan
-from fewgpu.sharp import Job, sharp
+from fewgpu.spill.lrtf import Chain, Lrtf, plan
+from fewgpu.spill import Job, sharp
 from fewgpu.spill import Spilled
 from fewgpu.workshop.demos import Show, run
 from tests.pictures import faults

@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 from fewgpu.device import Device, one_thread
 from fewgpu.link import Link, bytes_in
-from fewgpu.shard import FROM_HOST, TO_HOST
+from fewgpu.spill.shard import FROM_HOST, TO_HOST
 from fewgpu.spill import Spilled
-from fewgpu.shard_units import Unit, units
+from fewgpu.spill.units import Unit, units
 from tests.layers import Call
 from tests.networks import Case, cases, seeded
 from tests.reference import Plain, casting, differences, state

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewgpu.store import DiskStore, HostStore, StoreError
-from fewgpu.tensorfile import DTYPES
+from fewgpu.offload import DiskStore, HostStore, StoreError
+from fewgpu.offload.tensorfile import DTYPES
 from tests.networks import seeded
 
 KINDS = (HostStore, DiskStore)
@@ -130,7 +130,7 @@ def test_a_full_disk_leaves_the_old_version_and_no_trace(old, room):
 def test_a_limit_of_the_system_leaves_the_old_version():
     program = '''
 import resource, sys, torch
-from fewgpu.store import DiskStore, StoreError
+from fewgpu.offload import DiskStore, StoreError
 store = DiskStore(sys.argv[1])
 store.write('a', [torch.ones(10)])
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))

@@ -24,8 +24,8 @@ from fewgpu.device import Device
 from fewgpu.partition import split
 from fewgpu.stage import Stage
 from fewgpu.transport.copies import Parcel
-from fewgpu.unit import to_device, to_host
-from fewgpu.visits import without_autocast
+from fewgpu.offload.unit import to_device, to_host
+from fewgpu.offload.visits import without_autocast
 from fewgpu.weights import storage
 
 

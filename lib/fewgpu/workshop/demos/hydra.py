@@ -13,15 +13,15 @@ from torch import nn
 from fewgpu import Pipeline, plot
 from fewgpu.device import Device, get_devices, one_thread
 from fewgpu.link import bytes_in
-from fewgpu.lrtf import Chain, Shared, plan
+from fewgpu.spill.lrtf import Chain, Shared, plan
 from fewgpu.models import gpt, next_token_loss
-from fewgpu.pilot import shards_that_fit
+from fewgpu.spill import shards_that_fit
 from fewgpu.plot.looks import label_rows, size
 from fewgpu.schedule import gpipe, with_recompute
-from fewgpu.sharp import Job, Trained, sharp
+from fewgpu.spill.sharp import Job, Trained, sharp
 from fewgpu.simulate import Costs, simulate
 from fewgpu.spill import Spilled
-from fewgpu.shard_units import Visit
+from fewgpu.spill.units import Visit
 from fewgpu.workshop.demos import Show
 
 ROUNDS = 3           # of everything that is timed, in turns, after one to warm up

@@ -19,8 +19,8 @@ from fewgpu.infinity import (
     GB, ait_of_activations, ait_of_optimizer_states, ait_of_parameters, efficiency, figure_2b)
 from fewgpu.launch import launch
 from fewgpu.link import Link
-from fewgpu.offload import Offloaded, Times
-from fewgpu.store import DiskStore, HostStore
+from fewgpu.offload.offloaded import Offloaded, Times
+from fewgpu.offload import DiskStore, HostStore
 from fewgpu.tiled import TiledLinear
 from fewgpu.workshop.demos import Show
 

@@ -3,7 +3,7 @@
     F0  F1  ..  L (the last shard: forward, loss, backward)  ..  B1  B0
 
 A unit is promoted (its shard is copied to a device), computed, and stored (gradients go back to the
-host, where the shard is updated). `fewgpu.spill` runs the units of one model, `fewgpu.sharp` those of many.
+host, where the shard is updated). `fewgpu.spill.spilled` runs the units of one model, `fewgpu.spill.sharp` those of many.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from fewgpu.gate import flags
 from fewgpu.loss import LossFn
 from fewgpu.recompute import dropping_graph, recomputing
 from fewgpu.run import _LIBRARIES
-from fewgpu.shard import Placed, Shard
+from fewgpu.spill.shard import Placed, Shard
 from fewgpu.stage import Stage, StageStep
 from fewgpu.weights import Gradients
 

@@ -22,11 +22,11 @@ from fewgpu.ahead import Ahead
 from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.loss import LossFn, WithLoss
-from fewgpu.shares import Alone, Slices, Whole
+from fewgpu.offload.shares import Alone, Slices, Whole
 from fewgpu.stage import Stage
 from fewgpu.tiled import Source, Tile, TiledLinear
 from fewgpu.transport.copies import Parcel
-from fewgpu.versions import Versions
+from fewgpu.offload.versions import Versions
 from fewgpu.weights import storage
 
 HOST, TO_HOST = -1, -2   # as senders on a link: the two directions do not hold each other up

@@ -6,7 +6,7 @@
     piece, = store.read('flat', slice(0, 500))   # a rank's own part
 
 A write to disk goes to a file of its own, reaches the disk, and then takes the name in one operation:
-whatever happens, under the name is the old list or the new one (see fewgpu.tensorfile for the bytes).
+whatever happens, under the name is the old list or the new one (see fewgpu.offload.tensorfile for the bytes).
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import torch
 
 from fewgpu.link import Link
-from fewgpu.tensorfile import DTYPES, Damaged, dump, header_of, load
+from fewgpu.offload.tensorfile import DTYPES, Damaged, dump, header_of, load
 
 try:
     import fcntl

@@ -4,7 +4,7 @@
     trained.losses[0]       # of the first model, step by step
 
 One large model cannot keep several devices busy, for its shards wait for each other; a shard of another
-model does not. Who works on what is decided by `fewgpu.lrtf`, here in the workers of real (or virtual)
+model does not. Who works on what is decided by `fewgpu.spill.lrtf`, here in the workers of real (or virtual)
 devices, from the seconds that units were measured to take. A device holds the shard that it computes with and
 the next one, which is loaded meanwhile; gradients leave beside.
 """
@@ -22,10 +22,10 @@ import torch
 
 from fewgpu.context import Context
 from fewgpu.device import Device
-from fewgpu.lrtf import Chain, Done, Lrtf, Shared
+from fewgpu.spill.lrtf import Chain, Done, Lrtf, Shared
 from fewgpu.rng import StepSeed
-from fewgpu.spill import Spilled, draw_seed
-from fewgpu.shard_units import Behind, MiniBatch, Unit, Visit, thread_beside
+from fewgpu.spill.spilled import Spilled, draw_seed
+from fewgpu.spill.units import Behind, MiniBatch, Unit, Visit, thread_beside
 
 
 @dataclass

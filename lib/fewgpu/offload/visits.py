@@ -18,10 +18,10 @@ from torch.utils import _pytree as pytree
 from fewgpu.ahead import Ahead
 from fewgpu.context import Context
 from fewgpu.device import Device
-from fewgpu.shares import Alone
+from fewgpu.offload.shares import Alone
 from fewgpu.transport.copies import Parcel
-from fewgpu.unit import Unit, on_host, to_device, to_host
-from fewgpu.versions import Versions
+from fewgpu.offload.unit import Unit, on_host, to_device, to_host
+from fewgpu.offload.versions import Versions
 
 
 class Span(NamedTuple):

@@ -17,7 +17,7 @@ way out, where the host updates its weights; without, a unit waits for its shard
 (The authors' code moves weights and optimizer states to the device and back; here only weights and
 gradients travel, half as much with Adam, and the update takes time on the host.)
 
-What a device must hold at once: see `fewgpu.pilot`, which finds the cuts.
+What a device must hold at once: see `fewgpu.spill.pilot`, which finds the cuts.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ from fewgpu.held import MakeOptimizer
 from fewgpu.loss import LossFn
 from fewgpu.microbatch import rows_of
 from fewgpu.partition import split, turn_of, verify_balance, verify_module
-from fewgpu.shard import Placed, Shard
-from fewgpu.shard_units import Behind, MiniBatch, Visit, WithLoss, units
+from fewgpu.spill.shard import Placed, Shard
+from fewgpu.spill.units import Behind, MiniBatch, Visit, WithLoss, units
 
 
 class Spilled:

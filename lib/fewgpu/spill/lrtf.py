@@ -11,7 +11,7 @@ With units of equal length and no transfers that is Hu's rule (Operations Resear
 which nothing beats; for others Graham's bound holds (remembered, too): at most 2 - 1/m times the shortest
 time on m devices.
 
-`Lrtf` decides, here for `plan`, in virtual time, and in `fewgpu.sharp` for real devices. Imports no torch.
+`Lrtf` decides, here for `plan`, in virtual time, and in `fewgpu.spill.sharp` for real devices. Imports no torch.
 """
 
 import heapq

@@ -28,12 +28,12 @@ from torch.utils import _pytree as pytree
 
 from fewgpu.buckets import average
 from fewgpu.collectives import Group, all_gather
-from fewgpu.gathering import Gathering
-from fewgpu.shards import Line
-from fewgpu.units import make_units, start_alike
-from fewgpu.zero_bytes import bytes_per_rank
-from fewgpu.zero_optimizer import clip, made, spread_overflow
-from fewgpu.zero_state import load_optimizer_state, optimizer_state
+from fewgpu.zero.gathering import Gathering
+from fewgpu.zero.shards import Line
+from fewgpu.zero.units import make_units, start_alike
+from fewgpu.zero.sizes import bytes_per_rank
+from fewgpu.zero.whole import clip, made, spread_overflow
+from fewgpu.zero.states import load_optimizer_state, optimizer_state
 
 __all__ = ['ZeRO', 'bytes_per_rank']
 

@@ -24,8 +24,8 @@ from fewgpu.device import Device
 from fewgpu.gate import flags
 from fewgpu.loss import LossFn
 from fewgpu.partition import verify_module
-from fewgpu.shard import Placed, Shard
-from fewgpu.shard_units import MiniBatch, Unit, WithLoss
+from fewgpu.spill.shard import Placed, Shard
+from fewgpu.spill.units import MiniBatch, Unit, WithLoss
 
 
 def shards_that_fit(module: nn.Sequential, x: Any, y: Any, loss_fn: LossFn, device: Device, *,

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fewgpu.collectives import all_reduce
-from fewgpu.shards import Line
+from fewgpu.zero.shards import Line
 
 _NOT_ELEMENTWISE = ('LBFGS', 'Adafactor', 'Muon', 'SparseAdam', 'Lamb', 'LAMB', 'Lars', 'LARS')
 

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
-from fewgpu.shards import Line, Unit
+from fewgpu.zero.shards import Line, Unit
 from fewgpu.weights import storage
 
 

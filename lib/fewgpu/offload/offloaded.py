@@ -31,11 +31,11 @@ from fewgpu.device import Device, choose_devices
 from fewgpu.loss import LossFn, is_mean, verify_all_rows_count
 from fewgpu.microbatch import gather, rows_of, scatter, sizes
 from fewgpu.partition import turn_of, verify_module
-from fewgpu.shares import Alone, Together
-from fewgpu.store import HostStore, Store
-from fewgpu.unit import MakeOptimizer, make_units, to_device
-from fewgpu.versions import Versions
-from fewgpu.visits import Visits, without_autocast
+from fewgpu.offload.shares import Alone, Together
+from fewgpu.offload.store import HostStore, Store
+from fewgpu.offload.unit import MakeOptimizer, make_units, to_device
+from fewgpu.offload.versions import Versions
+from fewgpu.offload.visits import Visits, without_autocast
 
 
 class Times(NamedTuple):

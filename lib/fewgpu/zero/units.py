@@ -6,7 +6,7 @@ from torch import nn
 from fewgpu.buckets import fingerprint
 from fewgpu.collectives import all_gather, broadcast
 from fewgpu.recompute import parameter_slots
-from fewgpu.shards import Line, Slots, Unit
+from fewgpu.zero.shards import Line, Slots, Unit
 
 
 def make_units(module: nn.Module, line: Line, stage: int,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fewgpu.store import Store, StoreError
+from fewgpu.offload.store import Store, StoreError
 
 _MANIFEST = 'manifest'
 _OWNER = 'owner'   # in the store for states: to which manifest they belong

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fewgpu.shards import Unit
+from fewgpu.zero.shards import Unit
 
 _SHARED = ('step',)   # of an optimizer's state: one number for the whole unit
 
