@@ -53,7 +53,7 @@ class Delayed:
         leaves = [{name: value.detach().requires_grad_() for name, value in past[version].items()}
                   for past, version in zip(self._history, versions)]
         for part, values in zip(self.parts, leaves):
-            x = functional_call(part, values, x)
+            x = functional_call(part, values, (x,))
         loss = loss_fn(x, y)
         (loss * share).backward()
         for part, values in zip(self.parts, leaves):
@@ -95,3 +95,8 @@ def two_bw(stages: int, micro_batch: int, update_every: int) -> list[int]:
     """The same of a micro-batch counted from 0 (arXiv 2006.09503, where it is counted from 1):
     max(floor((k - 1) / m) - 1, 0), on every stage."""
     return [max(micro_batch // update_every - 1, 0)] * stages
+
+
+def vertical(stages: int, mini_batch: int) -> list[int]:
+    """With vertical sync: w(t+1) = w(t) - v grad f(w_1(t-n+1), ..., w_n(t-n+1))."""
+    return [max(mini_batch - (stages - 1), 0)] * stages

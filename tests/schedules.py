@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fewgpu.schedule import (CHECKPOINTS, SCHEDULES, Op, Schedule, interleaved, two_bw,
                              with_messages, with_recompute, with_updates)
 
-FLUSHING = ('gpipe', '1f1b', 'interleaved', 'zb-h1', 'zb-h2', 'gems')
+FLUSHING = ('gpipe', '1f1b', 'interleaved', 'zb-h1', 'zb-h2', 'gems', 'v-shape')
 
 
 @st.composite

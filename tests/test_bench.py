@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import nn
 
 from fewgpu.device import one_thread
-from tests.bench import pipeline, report, schedules
+from tests.bench import pipeline, report, schedules, systems
 from tests.bench.memory import peaks
 from tests.bench.processes import ROOT, processes
 from tests.bench.ratios import Ratio
@@ -232,3 +232,16 @@ def test_schedules_are_compared_on_ranks_only_if_their_gradients_agree(monkeypat
 
     with pytest.raises(Failed, match='computes something else'):
         schedules.measure(dataclasses.replace(job, model=nn.Sequential(Other(16, 16), *model[1:])), 1, 1)
+
+
+@pytest.mark.slow
+def test_systems_are_compared_only_if_their_losses_agree(tmp_path: Path) -> None:
+    options = systems.Options(rounds=1, arch='gpt', batch=1, ranks=2, steps=1, seed=0, results=str(tmp_path))
+    found = systems.run(options)
+    assert json.loads((tmp_path / 'bench_systems.json').read_text())['rounds'] == found['rounds']
+    assert all(seconds > 0 for seconds in found['rounds'][0]['seconds'].values())
+    states = 16 * found['parameters']   # bytes of Adam's training in float32; activations come on top
+    for name, share in ((systems.ZERO[1], 1 / 2), (systems.ZERO[3], 1 / 2), (systems.OURS, 1), (systems.DDP, 1)):
+        assert share * states <= found['peaks'][0][name] <= 2 * states, name
+    with pytest.raises(Failed, match='torch DDP computes something else'):
+        systems._agree({systems.OURS: lambda: 1.0, systems.DDP: lambda: 1.1})

@@ -5,8 +5,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fewgpu import launch
-from fewgpu.hybrid import hybrid
+from fewgpu.hybrid import Grid, hybrid, parallelize
+from fewgpu.models import gpt, next_token_loss
+from fewgpu.tensor_parallel import plain_state_dict
 
 SCHEDULES = ('gpipe', '1f1b', 'interleaved', 'zb-h1')
 ROWS = {2: [(5, 4), (4, 6)], 1: [(7,), (4,)]}   # by replicas: of each replica, in every step
@@ -82,3 +87,71 @@ def uneven() -> str:
 def test_ranks_that_cannot_be_shared_out_are_refused() -> None:
     assert set(launch(uneven, 2)) == {'2 ranks cannot be shared out to 3 pipelines evenly: start a '
                                       'multiple of 3 ranks'}
+
+
+@given(*[st.integers(1, 9)] * 3, st.data())
+def test_ranks_of_a_grid_are_all_different_and_found_again(replicas: int, stages: int, parts: int, data) -> None:
+    grid = Grid.of(f'{replicas}x{stages}x{parts}', replicas * stages * parts)
+    places = [(d, s, t) for d in range(replicas) for s in range(stages) for t in range(parts)]
+
+    assert [grid.rank(*place) for place in places] == list(range(len(places)))
+    assert [grid.place(rank) for rank in range(len(places))] == places
+
+
+@pytest.mark.parametrize('strategy', ('', '4', '2x', '2x0', '2x-1', '2x2x2x2', 'axb', '2*2', 'x', 22, '²x2'))
+def test_what_is_no_strategy_is_refused(strategy) -> None:
+    with pytest.raises(ValueError, match='a strategy is replicas x stages'):
+        Grid.of(strategy, 4)
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 30))
+def test_a_strategy_for_another_number_of_ranks_is_refused(replicas: int, stages: int, ranks: int) -> None:
+    if replicas * stages == ranks:
+        assert Grid.of(f'{replicas}X{stages}', ranks) == (replicas, stages, 1)
+    else:
+        with pytest.raises(ValueError, match=f'grid of {replicas * stages} ranks, and there are {ranks}'):
+            Grid.of(f'{replicas}X{stages}', ranks)
+
+
+def language_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return gpt(2, 8, 2, vocabulary=6, longest=5).double()
+
+
+def tokens() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(1)
+    return [(torch.randint(0, 6, (8, 5)), torch.randint(0, 6, (8, 5))) for _ in range(2)]
+
+
+def by_one_call(strategies: tuple[str, ...]) -> dict:
+    """Of every strategy: losses, and the whole weights of this rank's stage."""
+    found = {}
+    for strategy in strategies:
+        grid = Grid.of(strategy, dist.get_world_size())
+        replica, _, _ = grid.place(dist.get_rank())
+        trainer = parallelize(language_model(), strategy, loss_fn=next_token_loss, optimizer=sgd)
+        losses = [trainer.step(x.chunk(grid.replicas)[replica], y.chunk(grid.replicas)[replica]).item()
+                  for x, y in tokens()]
+        found[strategy] = losses, plain_state_dict(trainer.module)
+        trainer.close()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('strategies', (('2x2', '1x2x2', '2x1x2', '4x1', '1x4', '1X4X1'), ('1x2', '2x1', '1x1x2')))
+def test_one_call_trains_on_any_grid_as_sequential_sgd_does(strategies: tuple[str, ...]) -> None:
+    found = launch(by_one_call, 4 if '2x2' in strategies else 2, args=(strategies,))
+    plain = language_model()
+    optimizer, expected = sgd(plain.parameters()), []
+    for x, y in tokens():
+        loss = next_token_loss(plain(x), y)
+        expected.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for strategy in strategies:
+        for of_rank in found:
+            losses, state = of_rank[strategy]
+            torch.testing.assert_close(losses, expected)
+            torch.testing.assert_close(state, {key: plain.state_dict()[key] for key in state})
+        assert set().union(*(of_rank[strategy][1] for of_rank in found)) == plain.state_dict().keys()

@@ -39,7 +39,7 @@ def test_each_stage_takes_the_micro_batches_in_order(schedule: Schedule) -> None
             assert taken == sorted(taken, reverse=(schedule.name, kind) == ('gpipe', 'B'))
 
 
-@given(schedules([name for name in SCHEDULES if name != 'gems']))
+@given(schedules([name for name in SCHEDULES if name not in ('gems', 'v-shape')]))
 def test_stages_go_round_the_devices(schedule: Schedule) -> None:
     assert schedule.device_of == {s: s % len(schedule.rows) for s in range(schedule.stages)}
 

@@ -34,7 +34,7 @@ def balance(name: str, stages: int) -> list[int]:
 
 
 def stages_of(schedule: str, devices: int) -> int:
-    return 2 * devices if schedule == 'interleaved' else devices
+    return 2 * devices if schedule in ('interleaved', 'v-shape') else devices
 
 
 def losses(name: str, schedule: str, devices: int, *, checkpoint: str = 'never',

@@ -19,7 +19,8 @@ from fewgpu.bridge import Step
 from fewgpu.device import Device
 from fewgpu.microbatch import check_leaves, scatter
 from fewgpu.partition import place, split, turn_of, verify_balance, verify_module
-from fewgpu.schedule import CHECKPOINTS, gpipe, with_recompute
+from fewgpu.schedule import CHECKPOINTS, gpipe, with_recompute, with_skips
+from fewgpu.skip import routes, wrapped
 from fewgpu.stage import Stage
 from fewgpu.trace import Timeline
 from fewgpu.transport import refuse_devices_around
@@ -37,6 +38,7 @@ class GPipe(nn.Module):
         checkpoint: which micro-batches are recomputed in training: 'always', 'except_last' or
             'never'.
         deferred_batch_norm: running statistics of the mini-batch instead of each micro-batch.
+        skips: how long skips travel (see `fewgpu.skip`): 'straight', or 'through' all stages between.
 
     Outputs and gradients equal those of the plain module, applied micro-batch by micro-batch. The
     keys of the state_dict are the plain module's.
@@ -57,7 +59,8 @@ class GPipe(nn.Module):
 
     def __init__(self, module: nn.Sequential, balance: Iterable[int] | None = None, *,
                  devices: Iterable[Any] | None = None, chunks: int = chunks,
-                 checkpoint: str = checkpoint, deferred_batch_norm: bool = False) -> None:
+                 checkpoint: str = checkpoint, deferred_batch_norm: bool = False,
+                 skips: str = 'straight') -> None:
         super().__init__()
         self.chunks, self.checkpoint = int(chunks), str(checkpoint)
         if self.chunks <= 0:
@@ -68,6 +71,7 @@ class GPipe(nn.Module):
         self.balance = verify_balance(module, balance)
         if deferred_batch_norm:
             module = DeferredBatchNorm.convert_deferred_batch_norm(module, self.chunks)
+        self._skips = routes(module, self.balance, skips)
         partitions = split(module, self.balance)
         self.stage_devices: list[Device] = place(partitions, devices)
         self.devices = [device.torch for device in self.stage_devices]
@@ -105,7 +109,8 @@ class GPipe(nn.Module):
             return inputs[0]
         micro_batches = scatter(inputs[0], self.chunks)
         checkpoint = self.checkpoint if self.training else 'never'
-        schedule = with_recompute(gpipe(len(self.balance), len(micro_batches)), checkpoint)
+        schedule = with_skips(gpipe(len(self.balance), len(micro_batches)), self._skips)
+        schedule = with_recompute(schedule, checkpoint)
         refuse_devices_around(self.stage_devices)
         with self._turn:
             step = Step(schedule, self._stages(), self._turn)
@@ -117,7 +122,7 @@ class GPipe(nn.Module):
         if [*map(id, layers)] != [*map(id, self)]:
             raise RuntimeError('a layer was added or replaced after the model had been cut into '
                                'stages: change the layers first, then make the GPipe')
-        return [Stage(j, module, device)
+        return [Stage(j, wrapped(module, j, self._skips), device)
                 for j, (module, device) in enumerate(zip(self.partitions, self.stage_devices))]
 
     def train(self, mode: bool = True) -> 'GPipe':

@@ -17,6 +17,7 @@ from fewgpu.device import Device
 from fewgpu.loss import LossFn, WithLoss
 from fewgpu.partition import place, split
 from fewgpu.schedule import TARGET, Schedule
+from fewgpu.skip import wrapped
 from fewgpu.stage import Stage, StageStep
 from fewgpu.weights import Gradients
 
@@ -40,17 +41,19 @@ class Held:
                  optimizer: MakeOptimizer | None) -> None:
         """`devices` are one a row; None: the GPUs, or virtual CPU devices."""
         partitions = split(module, balance)
-        self.partitions: dict[tuple[int, int], nn.Module] = {}
+        self._layers: dict[tuple[int, int], nn.Module] = {}
         self._first: dict[int, nn.Module] = {}
         for s, replicas in layout.devices_of.items():
             for row in (row for row in replicas if row in rows):
                 copied = copy.deepcopy(partitions[s]) if s in self._first else partitions[s]
-                self.partitions[row, s] = copied
+                self._layers[row, s] = copied
                 self._first.setdefault(s, copied)
-        self.devices = place([nn.ModuleList(self.of_row(row).values()) for row in rows], devices)
+        self.devices = place([nn.ModuleList(layers for (of, _), layers in self._layers.items() if of == row)
+                              for row in rows], devices)
         self.module = nn.Sequential(OrderedDict(
             named for partition in self._first.values() for named in partition.named_children()))
         self.module.training = module.training
+        self.partitions = {(row, s): wrapped(layers, s, layout.skips) for (row, s), layers in self._layers.items()}
         self._device_of = dict(zip(rows, self.devices))
         self._with_loss = {row: WithLoss(partition, loss_fn).to(self._device_of[row].torch)
                            for (row, s), partition in self.partitions.items() if s == len(balance) - 1}
@@ -60,19 +63,25 @@ class Held:
         """What a row holds, by stage."""
         return {s: partition for (of, s), partition in self.partitions.items() if of == row}
 
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Of all replicas here, those of one stage under the same names: the plain model's."""
+        for layers in self._layers.values():
+            yield from layers.named_parameters()
+
     def holds(self, stage: int) -> bool:
         return stage in self._first
 
-    def begin(self, row: int, schedule: Schedule, context: Context, average: Average | None
-              ) -> dict[int, StageStep]:
-        """A step of the stages of a row, which is to run its operations in `schedule` (with messages)."""
+    def begin(self, row: int, schedule: Schedule, context: Context, average: Average | None, *,
+              mini_batches: int = 1) -> dict[int, StageStep]:
+        """A step of the stages of a row, which is to run its operations in `schedule` (with messages) on
+        so many mini-batches."""
         begun = {}
         for s, module in self.of_row(row).items():
             ops = [op for op in schedule.rows[row] if op.stage == s]
             if any(op.message and op.message.what == TARGET for op in ops):
                 module = self._with_loss[row]
             stage = Stage(s, module, self._device_of[row], self.optimizers.get((row, s)), average)
-            begun[s] = stage.begin(context, sum(op.kind == 'F' for op in ops))
+            begun[s] = stage.begin(context, max(1, sum(op.kind == 'F' for op in ops) // mini_batches))
         return begun
 
     @torch.no_grad()
@@ -82,16 +91,16 @@ class Held:
 
         Raises ValueError for hooks on parameters, which would run for the first replica only.
         """
-        for (_, s), partition in self.partitions.items():
+        for (_, s), layers in self._layers.items():
             first = self._first[s]
-            if partition is first:
+            if layers is first:
                 continue
             if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in first.parameters()):
                 raise ValueError(f'stage {s} lives on several devices, and its parameters have hooks, which '
                                  f'would not run for all of them: take the hooks away')
-            for part, other in zip(first.modules(), partition.modules()):
+            for part, other in zip(first.modules(), layers.modules()):
                 other.training = part.training
-            for parameter, other in zip(first.parameters(), partition.parameters()):
+            for parameter, other in zip(first.parameters(), layers.parameters()):
                 other.requires_grad_(parameter.requires_grad)
                 other.copy_(parameter)
 
@@ -134,6 +143,13 @@ def device_of_rank(index: int) -> Device:
     if torch.cuda.is_available():
         return Device(torch.device('cuda', torch.cuda.current_device()))
     return Device('cpu', index=index)
+
+
+def verify_makes_optimizers(optimizer: Any) -> None:
+    """Raises TypeError for an optimizer instead of what makes one."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError('every stage has an optimizer of its own: pass what makes it, as '
+                        'optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)')
 
 
 def verify_layout(layout: Schedule, ranks: int | None, *, replicas: bool, updates: bool) -> None:

@@ -1,5 +1,8 @@
 """Hybrid parallelism: pipelines side by side, each with its own rows; a grid of ranks.
 
+    pipeline = hybrid.parallelize(model, '2x2', loss_fn=..., optimizer=...)   # on every one of 4 ranks
+    loss = pipeline.step(x, y)                                                # of this replica's rows
+
                    stage 0      stage 1
     replica 0       rank 0 ────► rank 1      ────►  activations, ◄──── gradients: a step
                       ║            ║
@@ -10,17 +13,23 @@ last stages do it while the first ones still have backwards to run: the reductio
 the cool-down of the pipeline. (HyPar-Flow, arXiv 1911.05146, has one all-reduce a partition, too.)
 """
 
-from collections.abc import Iterable
-from typing import Any
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from fewgpu.balance.cut import cut
 from fewgpu.buckets import average_gradients, fingerprint
 from fewgpu.collectives import all_gather, all_reduce, broadcast
 from fewgpu.group import Group
+from fewgpu.held import MakeOptimizer
+from fewgpu.loss import LossFn
+from fewgpu.partition import verify_module
 from fewgpu.pipeline import Pipeline
+from fewgpu.tensor_transformer import tensor_parallel
 from fewgpu.transport.ranks import Ranks
 from fewgpu.weights import Gradients
 
@@ -63,14 +72,49 @@ class Replicas:
         return whole
 
 
-def hybrid(module: nn.Sequential, balance: Iterable[int], *, replicas: int,
+class Grid(NamedTuple):
+    """So many replicas, each a pipeline of so many stages, each of so many tensor-parallel parts.
+
+    Neighbouring ranks hold the parts of one stage, which exchange most; next come the stages of a pipeline, and
+    replicas, which exchange gradients once a step, are farthest: rank = (replica stages + stage) parts + part.
+    """
+
+    replicas: int
+    stages: int
+    parts: int = 1
+
+    @classmethod
+    def of(cls, strategy: str, ranks: int) -> 'Grid':
+        """From '2x2' (replicas x stages) or '2x2x2' (x parts). Raises ValueError if it is no strategy, or one
+        for another number of ranks."""
+        factors = strategy.lower().split('x') if isinstance(strategy, str) else []
+        if not (len(factors) in (2, 3) and all(f.isascii() and f.isdigit() and int(f) for f in factors)):
+            raise ValueError(f"a strategy is replicas x stages, as '2x2', or replicas x stages x tensor-parallel "
+                             f"parts, as '2x2x2', and not {strategy!r}")
+        grid = cls(*map(int, factors))
+        if math.prod(grid) != ranks:
+            raise ValueError(f'{strategy} is a grid of {math.prod(grid)} ranks, and there are {ranks}: start as many, or '
+                             f'choose factors whose product is {ranks}')
+        return grid
+
+    def rank(self, replica: int, stage: int, part: int) -> int:
+        return (replica * self.stages + stage) * self.parts + part
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """The replica, the stage and the part of a rank."""
+        rest, part = divmod(rank, self.parts)
+        return *divmod(rest, self.stages), part
+
+
+def hybrid(module: nn.Sequential, balance: Iterable[int], *, replicas: int, parts: int = 1,
            time_limit: float = 60.0, **options: Any) -> Pipeline:
     """A Pipeline whose `step(x, y)` trains on the mini-batches of all replicas together.
 
     Every rank calls it, with the same model; `replicas` pipelines share the ranks of
-    torch.distributed, neighbours in one pipeline. The ranks of a pipeline are given the same
+    torch.distributed, neighbours in one pipeline (see `Grid`). The ranks of a pipeline are given the same
     mini-batch, other pipelines theirs, of any size: all rows count alike. All weights start as
-    replica 0's; running statistics of batch norm stay each replica's own. `options` are those of
+    replica 0's; running statistics of batch norm stay each replica's own. With `parts`, every stage of a GPT
+    is cut into so many tensor-parallel parts (see `fewgpu.tensor_transformer`). `options` are those of
     Pipeline.
 
     Raises ValueError if the ranks cannot be shared out evenly, or if the schedule updates the weights
@@ -78,12 +122,45 @@ def hybrid(module: nn.Sequential, balance: Iterable[int], *, replicas: int,
     is gone or late.
     """
     world_size = dist.get_world_size()
-    if replicas < 1 or world_size % replicas:
+    if min(replicas, parts) < 1 or world_size % (replicas * parts):
         raise ValueError(f'{world_size} ranks cannot be shared out to {replicas} pipelines evenly: '
-                         f'start a multiple of {max(replicas, 1)} ranks')
-    size = world_size // replicas
-    replica, row = divmod(dist.get_rank(), size)
-    ranks = Ranks(range(replica * size, (replica + 1) * size), time_limit=time_limit)
-    groups = [dist.new_group(range(other, world_size, size)) for other in range(size)]
+                         f'start a multiple of {max(replicas, 1) * max(parts, 1)} ranks')
+    grid = Grid(replicas, world_size // (replicas * parts), parts)
+    replica, stage, part = grid.place(dist.get_rank())
+    every_part = _own_group([[grid.rank(d, s, t) for t in range(parts)]
+                             for d in range(replicas) for s in range(grid.stages)], time_limit) if parts > 1 else None
+    every_replica = _own_group([[grid.rank(d, s, t) for d in range(replicas)]
+                                for s in range(grid.stages) for t in range(parts)], time_limit)
+    if every_part:
+        module = tensor_parallel(module, every_part)
+    ranks = Ranks([grid.rank(replica, s, part) for s in range(grid.stages)], time_limit=time_limit)
     return Pipeline(module, balance, ranks=ranks, time_limit=time_limit,
-                    replicas=Replicas(Group(groups[row], time_limit)), **options)
+                    replicas=Replicas(every_replica), **options)
+
+
+def _own_group(groups: Sequence[Sequence[int]], time_limit: float) -> Group:
+    """The group that this rank is in; all ranks make all groups, as torch.distributed asks for."""
+    made = {tuple(members): dist.new_group(members) for members in map(list, groups)}
+    return next(Group(group, time_limit) for members, group in made.items() if dist.get_rank() in members)
+
+
+def parallelize(module: nn.Sequential, strategy: str, *, loss_fn: LossFn, optimizer: MakeOptimizer | None = None,
+                balance: Iterable[int] | None = None, **options: Any) -> Pipeline:
+    """A plain model, trained on a grid of ranks by one call: the script stays what it was otherwise.
+
+    `strategy` is replicas x stages, as '2x2', or replicas x stages x tensor-parallel parts, as '2x2x2': data,
+    model and tensor parallelism at once (HyPar-Flow, arXiv 1911.05146, has the first two). `balance` are the
+    layers of each stage; by default they have about as many parameters each, but for that every layer counts
+    a little. `chunks` is by default four times the stages, for a small bubble (arXiv 1811.06965, section 2.3).
+    For all else see `hybrid` and Pipeline.
+
+    Raises ValueError if the strategy does not fit the ranks.
+    """
+    grid = Grid.of(strategy, dist.get_world_size())
+    if balance is None:
+        verify_module(module)
+        sizes = [sum(p.numel() for p in layer.parameters()) for layer in module]
+        balance = cut([size + max(1, sum(sizes) // (10 * len(sizes))) for size in sizes], grid.stages)
+    options = {'chunks': 4 * grid.stages if grid.stages > 1 else 1, **options}
+    return hybrid(module, balance, replicas=grid.replicas, parts=grid.parts, loss_fn=loss_fn,
+                  optimizer=optimizer, **options)

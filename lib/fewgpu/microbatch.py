@@ -5,6 +5,7 @@ their first dimension; what has no rows (None, a number, a tensor without dimens
 every micro-batch as it is.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,14 @@ def sizes(rows: int, chunks: int) -> list[int]:
     """
     count = max(1, min(rows, chunks))
     return [rows // count + (i < rows % count) for i in range(count)]
+
+
+def verify_chunks(chunks: int) -> int:
+    """The number of chunks. Raises ValueError if it is less than 1."""
+    chunks = operator.index(chunks)
+    if chunks < 1:
+        raise ValueError(f'a mini-batch has at least one micro-batch: chunks is {chunks}')
+    return chunks
 
 
 def has_rows(leaf: Any) -> bool:

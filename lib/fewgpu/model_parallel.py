@@ -19,5 +19,5 @@ class ModelParallel(GPipe):
     """
 
     def __init__(self, module: nn.Sequential, balance: Iterable[int], *,
-                 devices: Iterable[Any] | None = None) -> None:
-        super().__init__(module, balance, devices=devices, chunks=1, checkpoint='never')
+                 devices: Iterable[Any] | None = None, skips: str = 'straight') -> None:
+        super().__init__(module, balance, devices=devices, chunks=1, checkpoint='never', skips=skips)

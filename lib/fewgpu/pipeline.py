@@ -4,7 +4,7 @@
                         loss_fn=nn.functional.cross_entropy,
                         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     for x, y in batches:
-        loss = pipeline.step(x, y)
+        loss = pipeline.step(x, y)       # or, all at once: losses = pipeline.train(batches)
 
 The last stage computes the loss, micro-batch by micro-batch, so a backward may begin before all
 forwards are done. (With GPipe, the module, the caller computes the loss of the mini-batch.)
@@ -15,7 +15,6 @@ own stages only.
 """
 
 import contextlib
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +23,18 @@ from torch import nn
 
 from fewgpu.context import Context
 from fewgpu.held import (Held, MakeOptimizer, device_of_rank, is_distributed, of_all_replicas, start_alike,
-                         verify_alike, verify_layout)
-from fewgpu.loss import LossFn, is_mean, target_messages, total
-from fewgpu.microbatch import gather, rows_of, scatter, sizes
+                         verify_alike, verify_layout, verify_makes_optimizers)
+from fewgpu.loss import LossFn, is_mean
+from fewgpu.microbatch import gather, rows_of, sizes, verify_chunks
+from fewgpu.minibatches import MiniBatches, pairs, verify_same_rows
+from fewgpu.optimizer_state import load_named_state, named_state
 from fewgpu.partition import turn_of, verify_balance, verify_devices, verify_module
+from fewgpu.pipemare import with_delays
 from fewgpu.run import run, telling_who_updated
-from fewgpu.schedule import Message, Schedule, activation
-from fewgpu.schedule.named import schedule_maker
+from fewgpu.schedule import Schedule, activation
+from fewgpu.schedule.named import schedule_makers
 from fewgpu.schedule.plans import Plans
+from fewgpu.skip import routes
 from fewgpu.trace import Timeline
 from fewgpu.transport import Mailbox, refuse_devices_around
 
@@ -47,32 +50,30 @@ class Pipeline:
         module: the layers, an nn.Sequential.
         balance: layers per stage; see `fewgpu.balance`.
         schedule: a name in `fewgpu.schedule.SCHEDULES`, or a function that makes a Schedule from
-            (stages, micro-batches). With 'interleaved' there are more stages than devices; with
+            (stages, micro-batches). With 'interleaved' and 'v-shape' there are more stages than devices; with
             'gems', or partial(pipedream, replicas=(2, 1)), stages live on several, as replicas.
         chunks: micro-batches per mini-batch (fewer if there are fewer rows, which 'interleaved' and
             '2bw' refuse unless the schedule fits).
-        devices: one a row of the schedule; by default the GPUs, or virtual CPU devices where there
-            is none. On ranks: this rank's one device.
-        loss_fn: from (output, target) of a micro-batch to its loss: a mean over the rows, or a sum if
-            it says reduction='sum' (an attribute, or bound by functools.partial; a lambda cannot say
-            so, and is taken for a mean).
-        optimizer: makes an optimizer from those of a stage's parameters that are trained. Without,
-            `step` adds gradients to the parameters' `.grad`, as a backward does, and what follows is
-            the caller's.
+        devices: one a row of the schedule (on ranks: this rank's); by default GPUs, or virtual CPU devices.
+        loss_fn: from (output, target) of a micro-batch to its loss: a mean over the rows, or a sum if it says
+            reduction='sum' (an attribute, or bound by functools.partial; a lambda is taken for a mean).
+        optimizer: makes an optimizer from those of a stage's parameters that are trained. Without, `step`
+            adds gradients to the parameters' `.grad`, as a backward does; what follows is the caller's.
         checkpoint: which micro-batches are recomputed: see `fewgpu.schedule.with_recompute`.
         ranks: the ranks that hold the rows of the schedule (`fewgpu.transport.Ranks`); by default
             all of torch.distributed, if it is initialised and `devices` does not list one a row.
         replicas: other pipelines that train the same model (see `fewgpu.hybrid`).
+        skips: how long skips travel (see `fewgpu.skip`): 'straight', or 'through' all stages between.
         time_limit: seconds that a device may wait for a message; on ranks it is 60 by default.
 
-    Results equal those of the plain model, trained micro-batch by micro-batch (under 'pipedream'
-    and '2bw': by their rule of delayed weights, from an empty pipeline in every step).
+    Results equal those of the plain model, trained micro-batch by micro-batch ('pipedream', '2bw' and
+    'pipemare': by their rule of delayed weights, from an empty pipeline in every `step` or `train`).
 
     Replicas of a stage start alike, and have the same parameters after every step; `module`,
     `parameters()` and `state_dict()` are those of the first one in this process. Buffers, such as the
     statistics of batch norm, stay each replica's own. `optimizers` has one a replica.
 
-    A `step` that raises may have updated some stages and not others; the error says which. Raises
+    What raises may have updated some stages and not others; the error says which. Raises
     TypeError for a module, optimizer or loss that cannot be cut into stages, ValueError for a
     balance, schedule or loss that does not fit, IndexError if there are too few devices.
     """
@@ -81,17 +82,13 @@ class Pipeline:
                  schedule: str | Callable[[int, int], Schedule] = '1f1b', chunks: int = 1,
                  devices: Sequence[Any] | None = None, loss_fn: LossFn,
                  optimizer: MakeOptimizer | None = None, checkpoint: str = 'never',
-                 ranks: 'Ranks | None' = None,
-                 replicas: 'Replicas | None' = None, time_limit: float | None = None) -> None:
+                 ranks: 'Ranks | None' = None, replicas: 'Replicas | None' = None,
+                 skips: str = 'straight', time_limit: float | None = None) -> None:
         verify_module(module)
         verify_devices(devices)
         self.balance = verify_balance(module, balance)
-        chunks = operator.index(chunks)
-        if chunks < 1:
-            raise ValueError(f'a mini-batch has at least one micro-batch: chunks is {chunks}')
-        if isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError('every stage has an optimizer of its own: pass what makes it, as '
-                            'optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)')
+        chunks = verify_chunks(chunks)
+        verify_makes_optimizers(optimizer)
         self.chunks, self.checkpoint, self.time_limit = chunks, checkpoint, time_limit
         self.loss_fn, self._last = loss_fn, len(self.balance) - 1
         if ranks is None and is_distributed(devices):
@@ -99,7 +96,8 @@ class Pipeline:
             ranks = Ranks(time_limit=60.0 if time_limit is None else time_limit)
         self.ranks, self.replicas = ranks, replicas
         count = ranks.size if ranks else None if devices is None else len(devices)
-        self._plans = Plans(schedule_maker(schedule, len(self.balance), count), chunks, checkpoint)
+        self._plans = Plans(*schedule_makers(schedule, len(self.balance), chunks, count), chunks, checkpoint,
+                            routes(module, self.balance, skips))
         layout = self._plans.layout
         is_mean(loss_fn)   # or raise
         verify_layout(layout, ranks and ranks.size, replicas=bool(replicas), updates=optimizer is not None)
@@ -112,10 +110,9 @@ class Pipeline:
                 'checkpoint': checkpoint, 'an optimizer': optimizer is not None})
         self._held = Held(module, self.balance, layout, self._rows, devices, loss_fn, optimizer)
         self.module, self.devices = self._held.module, self._held.devices   #: of this process
-        self.optimizers = self._held.optimizers   #: by (row of the schedule, stage)
+        self.optimizers = self._held.optimizers = with_delays(self._held.optimizers, self._plans)   #: by (row, stage)
         self._turn = turn_of(module)
-        self._names = ([f'rank {rank}' for rank in ranks.members] if ranks else
-                       [device.name for device in self.devices])
+        self._names = [f'rank {rank}' for rank in ranks.members] if ranks else [d.name for d in self.devices]
         start_alike(ranks, self._held, layout)
         if replicas:
             replicas.start_alike(self.module)
@@ -129,10 +126,24 @@ class Pipeline:
         stage y; the others may pass None.
         """
         with self._together(), torch.enable_grad():
-            rows, seed = self._agree(x)
-            losses = self._execute('training', x, y, rows, seed)
-            every = self._plans.of('training', len(rows), True)[0].update_every
-            return self._tell_all(losses and total(losses, rows, every, self.loss_fn))
+            batches, seed = self._agree([x], [y])
+            return self._train(self._plans.of('training', *batches.counts, True), batches, seed)[0]
+
+    def train(self, batches: Iterable[tuple[Any, Any]]) -> list[torch.Tensor]:
+        """Train on many mini-batches (x, y), and the pipeline does not drain in between; their losses.
+
+        A device begins with the next mini-batch while others are in the last one. Every mini-batch is cut
+        as in `step`. A schedule that flushes gives the weights that `step` gives (dropout aside). Others
+        follow their paper: 'pipedream' updates after every micro-batch (chunks=1 makes that a mini-batch),
+        '2bw' and 'pipemare' after every mini-batch. To change the learning rate, call it with fewer.
+        Raises as `step` does, ValueError for an empty list or with replicas.
+        """
+        xs, ys = pairs(batches)
+        if self.replicas:
+            raise ValueError('pipelines with replicas train step by step: call step(x, y)')
+        with self._together(), torch.enable_grad():
+            batches, seed = self._agree(xs, ys)
+            return self._train(self._plans.long_run(batches.counts), batches, seed)
 
     def eval_step(self, x: Any, y: Any = None) -> Any:
         """The loss of a mini-batch in evaluation mode (on ranks: give y to all or none of them).
@@ -143,13 +154,14 @@ class Pipeline:
             modes = {part: part.training for part in self.module.modules()}   # copies follow: see Held.align
             self.module.eval()
             try:
-                rows, seed = self._agree(x)
-                values = self._execute('evaluation', x, y, rows, seed)
+                batches, seed = self._agree([x], [y])
+                plan = self._plans.of('evaluation', *batches.counts, y is not None)
+                values = self._execute(plan, batches, seed)
             finally:
                 for part, mode in modes.items():
                     part.training = mode
             if y is not None:
-                return self._tell_all(values and total(values, rows, None, self.loss_fn))
+                return self._tell_all(batches.losses(values, None, self.loss_fn))[0]
             return gather(values) if values and self._held.holds(self._last) else None
 
     @property
@@ -159,13 +171,9 @@ class Pipeline:
         return Timeline.of(self._spans, self._names)
 
     def gather_trace(self) -> Timeline:
-        """On ranks: `trace` of all of them. All call it. (The clocks of one machine are the same; those
-        of several machines, and GPUs, are not compared.)"""
-        rows = []
-        for row, ops in enumerate(self._latest.rows if self.ranks else ()):
-            mine = [tuple(span[1:]) for span in self._spans[row]]
-            fields = self.ranks.tell(row, mine)
-            rows.append([(op, *values) for op, values in zip(ops, fields)])
+        """On ranks: `trace` of all, which all call. Clocks of machines, and of GPUs, are not compared."""
+        rows = [[(op, *fields) for op, fields in zip(ops, self.ranks.tell(row, [(*s[1:],) for s in spans]))]
+                for row, (ops, spans) in enumerate(zip(self._latest.rows, self._spans)) if self.ranks]
         return Timeline.of(rows, self._names) if self.ranks else self.trace
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -173,8 +181,7 @@ class Pipeline:
         return self.module.parameters()
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the stages of this process, under the plain model's keys."""
-        return self.module.state_dict()
+        return self.module.state_dict()   # of the stages here, under the plain model's keys
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the own entries out of the plain model's state_dict, or any part of it that has
@@ -182,9 +189,16 @@ class Pipeline:
         own = self.module.state_dict().keys()
         self.module.load_state_dict({key: value for key, value in state.items() if key in own})
 
+    def optimizer_state(self) -> dict[str, dict[str, Any]]:
+        """What the optimizers of this process remember, by the plain model's names."""
+        return named_state(self._held.named_parameters(), self.optimizers.values())
+
+    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take the own entries out of what `optimizer_state` gave, here or with another cut."""
+        load_named_state(self._held.named_parameters(), self.optimizers.values(), state)
+
     def __reduce_ex__(self, protocol: int) -> Any:
-        raise TypeError('a Pipeline is not copied or pickled: copy or save its state_dict(), and '
-                        'make another Pipeline')
+        raise TypeError('a Pipeline is not copied or pickled: save its state_dict(), and make another')
 
     def close(self) -> None:
         """Leave the ranks; on threads there is nothing to do."""
@@ -203,48 +217,45 @@ class Pipeline:
                     self.ranks.abort(error)
                 raise
 
-    def _agree(self, x: Any) -> tuple[list[int], int]:
-        """The rows of every micro-batch, and the seed of the step."""
-        rows = None if x is None else rows_of(x)
-        if rows is None and self._held.holds(0):
+    def _agree(self, xs: Sequence[Any], ys: Sequence[Any]) -> tuple[MiniBatches, int]:
+        """The mini-batches, cut as on the other ranks, and the seed of the step."""
+        rows = [None if x is None else rows_of(x) for x in xs]
+        if None in rows and self._held.holds(0):
             raise TypeError('the first stage needs the inputs: step(x, y)')
         told, seed = rows, int(torch.randint(2**62, (), dtype=torch.int64, device='cpu'))
         if self.ranks:
             told, seed = self.ranks.tell(self._homes[0][0], (rows, seed))
-        if rows not in (None, told):
-            raise ValueError(f'this rank was given {rows} rows, the rank of the first stage {told}: '
-                             f'every rank takes the same mini-batch')
+        verify_same_rows(rows, told)
         if self.replicas:
-            self.replicas.begin(told, self.devices[0].torch, is_mean=is_mean(self.loss_fn))
-        return sizes(told, self.chunks), seed
+            self.replicas.begin(told[0], self.devices[0].torch, is_mean=is_mean(self.loss_fn))
+        return MiniBatches(xs, ys, [sizes(count, self.chunks) for count in told]), seed
 
-    def _execute(self, purpose: str, x: Any, y: Any, rows: list[int], seed: int) -> list[Any]:
-        """Run the schedule; what the last stage returned, a value a micro-batch, if it is known here."""
-        whole, schedule = self._plans.of(purpose, len(rows), y is not None or purpose == 'training')
-        feed: dict[Message, Any] = {}
-        if self._held.holds(0):
-            feed |= {activation(0, i): part for i, part in enumerate(scatter(x, len(rows)))}
-        if self._held.holds(self._last):
-            feed |= target_messages(y, rows, whole, self.loss_fn)
-        feed = {message: value for message, value in feed.items() if whole.receiver_of(message) in self._rows}
-        own = [i for i in range(len(rows)) if whole.device_at(self._last, i) in self._rows]
+    def _train(self, plan: tuple[Schedule, Schedule], batches: MiniBatches, seed: int) -> list[torch.Tensor]:
+        values = self._execute(plan, batches, seed)
+        return [*self._tell_all(batches.losses(values, plan[0].update_every, self.loss_fn))]
+
+    def _execute(self, plan: tuple[Schedule, Schedule], batches: MiniBatches, seed: int) -> list[Any]:
+        """Run a schedule, given without and with messages; what the last stage returned, a value a
+        micro-batch, if it is known here."""
+        whole, schedule = plan
+        ends = [s for s in {0, self._last} if self._held.holds(s)]
+        messages = {message: value for message, value in batches.messages(whole, self.loss_fn, ends).items()
+                    if whole.receiver_of(message) in self._rows}
+        own = [i for i in range(whole.micro_batches) if whole.device_at(self._last, i) in self._rows]
         context = Context.capture(self.devices, seed)
         self._held.align()
-        stages = [self._held.begin(row, schedule, context, self.replicas and self.replicas.average)
-                  for row in self._rows]
-        mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(
-            schedule, time_limit=self.time_limit)
-        self._latest = schedule
+        stages = [self._held.begin(row, schedule, context, self.replicas and self.replicas.average,
+                                   mini_batches=len(batches.rows)) for row in self._rows]
+        self._latest, limit = schedule, self.time_limit
+        mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(schedule, time_limit=limit)
         with telling_who_updated(stages):
-            values, self._spans = run(schedule, self._rows, self.devices, stages, feed,
+            values, self._spans = run(schedule, self._rows, self.devices, stages, messages,
                                       [activation(self._last + 1, i) for i in own],
                                       whole=whole, mailbox=mailbox)
         return of_all_replicas(self.ranks, self._homes[self._last], dict(zip(own, values)))
 
-    def _tell_all(self, loss: torch.Tensor | None) -> torch.Tensor:
-        """The loss, which the first rank of the last stage has, on all ranks, and of all replicas."""
+    def _tell_all(self, losses: torch.Tensor | None) -> torch.Tensor:
+        """The losses, which the first rank of the last stage has, on all ranks, and of all replicas."""
         if self.replicas and self._held.holds(self._last):
-            loss = self.replicas.loss(loss)
-        if not self.ranks:
-            return loss
-        return self.ranks.tell(self._homes[self._last][0], loss)
+            losses = self.replicas.loss(losses)
+        return self.ranks.tell(self._homes[self._last][0], losses) if self.ranks else losses

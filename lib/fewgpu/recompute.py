@@ -112,6 +112,11 @@ class Buffers:
         self._before = [(buffer, 0 if buffer is None else buffer._version) for buffer in held]
         self._copies = [None if buffer is None else buffer.clone() for buffer in held]
 
+    @property
+    def keys(self) -> set[tuple[int, int]]:
+        """Under what it looks up, in `overwritten`, what was written over."""
+        return {(id(buffer), version) for buffer, version in self._before}
+
     def forget_unchanged(self) -> None:
         """After the forward: most buffers were only read; copies of those need not be kept."""
         for (buffer, version), copy in zip(self._before, self._copies):

@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fewgpu.device import Device
-from fewgpu.schedule import SHARE, Message, Op, Schedule, activation, gradient, share, target
+from fewgpu.schedule import SHARE, Message, Op, Schedule, activation, gradient, share, skip_name, target
 from fewgpu.stage import Shares, StageStep
 from fewgpu.transport import Mailbox, Parcel, Stopped, call_devices
 
@@ -65,6 +65,8 @@ class Interpreter:
         self._stages, self._mailbox = stages, mailbox
         self._whole, self._spans, self._retain_graph = whole, spans, retain_graph
         self._values: dict[Message, Any] = {}
+        self._imports = {s: [skip for skip in schedule.skips if skip.stage == s] for s in stages}
+        self._exports = {s: [skip for skip in schedule.skips if skip.source == s] for s in stages}
 
     def run(self) -> None:
         """Run the row. An error is given to the mailbox, which stops the other devices."""
@@ -106,7 +108,9 @@ class Interpreter:
         device, sender = stage.stage.device, self._whole.sender_of(op.message)
         if device.link is not None and sender not in (None, self._index):
             device.link.wait(parcel.value, parcel.sent, sender)
-        self._values[op.message] = parcel.copy_to(device.torch)
+        # What a skip carries nobody changes in place: where it stays on a device it need not be copied.
+        stays = sender == self._index and skip_name(op.message.what) is not None
+        self._values[op.message] = parcel.value if stays else parcel.copy_to(device.torch)
         if parcel.own and device.ledger is not None:   # no operation of this device made it
             device.ledger.adopt(leaf for leaf in pytree.tree_leaves(self._values[op.message])
                                 if isinstance(leaf, torch.Tensor))
@@ -125,14 +129,20 @@ class Interpreter:
     def _forward(self, op: Op, stage: StageStep) -> int:
         _, s, i, _ = op
         inputs, version = self._values.pop(activation(s, i)), self._whole.version(s, i)
+        if self._imports[s]:
+            inputs = {skip.name: self._values.pop(skip.activation(i)) for skip in self._imports[s]}, inputs
         if target(s, i) in self._values:   # the last stage of a Pipeline computes the loss, too
             inputs = inputs, self._values.pop(target(s, i))
-        self._values[activation(s + 1, i)] = stage.forward(i, inputs, self._whole.keeps(s, i), version)
+        outputs = stage.forward(i, inputs, self._whole.keeps(s, i), version)
+        if self._exports[s]:
+            skips, outputs = outputs
+            self._values |= {skip.activation(i): skips[skip.name] for skip in self._exports[s]}
+        self._values[activation(s + 1, i)] = outputs
         return version
 
     def _recompute(self, op: Op, stage: StageStep) -> int:
         stage.recompute(op.micro_batch)
-        return self._whole.version(op.stage, op.micro_batch)
+        return self._whole.version(op.stage, op.micro_batch, op.kind)
 
     def _backward(self, op: Op, stage: StageStep) -> int:
         return self._carry_gradients(op, partial(stage.backward, retain_graph=self._retain_graph))
@@ -142,12 +152,15 @@ class Interpreter:
 
     def _carry_gradients(self, op: Op, backward: Callable[[int, Any], Any]) -> int:
         _, s, i, _ = op
-        self._values[gradient(s - 1, i)] = backward(i, self._values.pop(gradient(s, i)))
-        return self._whole.version(s, i)
+        of_skips = [part for skip in self._exports[s] for part in self._values.pop(skip.gradient(i))]
+        gradients = backward(i, [*of_skips, *self._values.pop(gradient(s, i))])
+        self._values |= {skip.gradient(i): [part] for skip, part in zip(self._imports[s], gradients)}
+        self._values[gradient(s - 1, i)] = gradients[len(self._imports[s]):]
+        return self._whole.version(s, i, op.kind)
 
     def _backward_weights(self, op: Op, stage: StageStep) -> int:
         stage.backward_weights(op.micro_batch)
-        return self._whole.version(op.stage, op.micro_batch)
+        return self._whole.version(op.stage, op.micro_batch, op.kind)
 
     def _update(self, op: Op, stage: StageStep) -> int:
         devices = self._whole.devices_of[op.stage]
@@ -164,9 +177,10 @@ def telling_who_updated(stages: Sequence[Mapping[int, StageStep]]) -> Iterator[N
     try:
         yield
     except BaseException as error:
-        done = sorted({s for held in stages for s, stage in held.items() if stage.updates})
-        if done:
-            error.add_note(f'the weights of stages {", ".join(map(str, done))} have been updated in this '
+        made = {s: stage.updates for held in stages for s, stage in sorted(held.items()) if stage.updates}
+        often = f' ({", ".join(map(str, made.values()))} times)' if set(made.values()) - {1} else ''
+        if made:
+            error.add_note(f'the weights of stages {", ".join(map(str, made))} have been updated{often} in this '
                            f'step, those of others perhaps not: load a checkpoint before you go on')
         raise
 

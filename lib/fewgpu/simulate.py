@@ -5,14 +5,14 @@ no torch.
 """
 
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
 from numbers import Real
 from statistics import median
 
-from fewgpu.schedule import ACTIVATION, GRADIENT, SHARE, Message, Op, Schedule
+from fewgpu.schedule import ACTIVATION, GRADIENT, SHARE, Message, Op, Schedule, skip_name, with_messages
 from fewgpu.schedule.counts import versions_kept, versions_of
 from fewgpu.schedule.garbage import no_garbage
 from fewgpu.schedule.waits import verify_no_deadlock
@@ -43,10 +43,12 @@ class Costs:
     input: PerStage = 0         #: bytes that it keeps instead if it is to be recomputed
     for_W: PerStage = 0         #: bytes of the stash that are left after I, for W
     weights: PerStage = 0       #: bytes of one weight version
+    skips: Mapping[str, float] = field(default_factory=dict)   #: bytes of each skip by its name (else none)
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():
-            each = values if isinstance(values, Sequence) and not isinstance(values, str) else [values]
+            each = (values.values() if isinstance(values, Mapping) else values
+                    if isinstance(values, Sequence) and not isinstance(values, str) else [values])
             for value in each:
                 if value is not None and not (isinstance(value, Real) and value >= 0):
                     raise ValueError(f'a cost is a number of at least 0, not {name}={values!r}')
@@ -88,7 +90,7 @@ def simulate(schedule: Schedule, costs: Costs = Costs()) -> Timeline:
     one device to another one message leaves after the other. Between stages of one device they
     are free, and so is what the caller feeds. Before an update of a stage on several devices each
     sends its gradients to the others, and waits for theirs. A schedule with send and recv shows them in
-    its timeline, and runs as it does without.
+    its timeline, and runs as it does without. Skips (see `with_skips`) are messages, too.
 
     A device holds the weight versions that are still to be used, and the newest; a forward adds the
     stash (of a micro-batch that is recomputed: the input, until R), a backward frees it. The graph
@@ -97,6 +99,10 @@ def simulate(schedule: Schedule, costs: Costs = Costs()) -> Timeline:
     Raises ScheduleError, a ValueError, if the devices wait for each other for ever, and ValueError
     if a cost is missing.
     """
+    if schedule.skips and not any(op.message for op in schedule):
+        timeline = simulate(with_messages(schedule), costs)
+        return Timeline(tuple(tuple(span for span in row if not span.op.message) for row in timeline.rows),
+                        timeline.names)
     rows = tuple(tuple(map(Span, row, *times, *_contents(schedule, row, costs)))
                  for row, times in zip(schedule.rows, _Run(schedule, costs).times()))
     return Timeline(rows, tuple(f'device {device}' for device in range(len(rows))))
@@ -136,6 +142,7 @@ class _Run:
                          for stage in range(schedule.stages - 1)]
         self._share = {stage: costs.of('share', stage) / costs.bandwidth
                        for stage, devices in schedule.devices_of.items() if len(devices) > 1}
+        self._skips = {name: size / costs.bandwidth for name, size in costs.skips.items()}
         self._link_free: dict[tuple[int, int], float] = defaultdict(float)
         self._arrived: dict[Letter, float] = {}
         self._waiting: dict[Letter, int] = {}
@@ -204,13 +211,20 @@ class _Run:
         what, stage, i, *devices = letter
         there = devices[1] if devices else self._schedule.device_at(stage, i)
         if here != there:
-            if seconds := self._share[stage] if what == SHARE else self._leaving[min(source, stage)]:
+            if seconds := self._leaving_takes(what, min(source, stage), stage):
                 now = self._link_free[here, there] = max(
                     now, self._link_free[here, there]) + seconds
             now += self._latency
         self._arrived[letter] = now
         if letter in self._waiting:
             self._ready.append(self._waiting.pop(letter))
+
+    def _leaving_takes(self, what: str, boundary: int, stage: int) -> float:
+        """Seconds that the bytes of a message take to leave."""
+        if what == SHARE:
+            return self._share[stage]
+        name = skip_name(what)
+        return self._leaving[boundary] if name is None else self._skips.get(name, 0.0)
 
 
 def _letter(message: Message) -> Letter:

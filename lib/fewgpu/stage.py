@@ -18,6 +18,7 @@ shadows are handed on once for many micro-batches: to the caller's graph at the 
 (GPipe), or to the parameters and their optimizer at an update (Pipeline).
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.gate import Gate, GradientEdge, edges, flags
 from fewgpu.microbatch import check_leaves
+from fewgpu.pipemare import PipeMare
 from fewgpu.recompute import Buffers, Swap, dropping_graph, recomputing
 from fewgpu.rng import Stream
 from fewgpu.split_backward import Roots, SplitBackward
@@ -47,7 +49,7 @@ class Stage:
     index: int
     module: nn.Module
     device: Device
-    optimizer: torch.optim.Optimizer | None = None   #: for schedules with updates
+    optimizer: torch.optim.Optimizer | PipeMare | None = None   #: for schedules with updates
     average: Callable[[Gradients], Gradients] | None = None   #: over replicas, before an update
 
     def begin(self, context: Context, micro_batches: int) -> 'StageStep':
@@ -65,6 +67,7 @@ class Stash:
     """What a forward left behind for its backward: the input to run again, or the graph."""
 
     weights: Weights
+    version: int                                     # of the weights, in the forward
     needs_gradient: list[bool]                       # of every leaf of the output
     gate: Gate | None = None
     edges: list[GradientEdge | None] | None = None   # of the outputs (None: no gradient)
@@ -119,11 +122,11 @@ class StageStep:
         if keep == 'input':
             with dropping_graph():   # on a copy: a first layer may work in place
                 outputs, _ = self._run(i, _copied(inputs), weights)
-            self._stashes[i] = Stash(weights, flags(outputs), inputs=inputs, buffers=buffers)
+            self._stashes[i] = Stash(weights, version, flags(outputs), inputs=inputs, buffers=buffers)
         else:
             outputs, gate = self._run(i, inputs, weights)
             if keep == 'graph':
-                self._stashes[i] = Stash(weights, flags(outputs), gate, edges(outputs))
+                self._stashes[i] = Stash(weights, version, flags(outputs), gate, edges(outputs))
         if awaited:
             buffers.forget_unchanged()
         check_leaves(outputs, 'output')
@@ -139,13 +142,15 @@ class StageStep:
         if stash.weights.changed:
             raise RuntimeError('a parameter was changed between the forward and the backward (by '
                                'an optimizer step, say): the forward cannot be recomputed as it was')
-        with recomputing(), self._modes.to(self._training), stash.buffers.restored():
+        with (recomputing(), self._modes.to(self._training), stash.buffers.restored(),
+              self._corrected(stash)):
             outputs, stash.gate = self._run(i, stash.inputs, stash.weights)
         if flags(outputs) != stash.needs_gradient:
             raise RuntimeError('the recomputed forward does not return what the first one '
                                'returned: a layer must do the same both times')
         stash.edges = edges(outputs)
         stash.inputs = stash.buffers = None
+        self._forget_overwritten()
 
     def backward(self, i: int, gradients: list[torch.Tensor | None], *,
                  retain_graph: bool = False) -> list[torch.Tensor | None]:
@@ -155,7 +160,8 @@ class StageStep:
         """
         stash = self._stashes[i] if retain_graph else self._stashes.pop(i)
         if roots := stash.roots(gradients):
-            torch.autograd.backward(*map(list, zip(*roots)), retain_graph=retain_graph)
+            with self._corrected(stash):
+                torch.autograd.backward(*map(list, zip(*roots)), retain_graph=retain_graph)
         return stash.gate.take_gradients()
 
     def backward_inputs(self, i: int, gradients: list[torch.Tensor | None]
@@ -163,13 +169,15 @@ class StageStep:
         """The half of `backward` that other stages wait for; `backward_weights` has to follow."""
         stash = self._stashes[i]
         stash.split = SplitBackward(stash.roots(gradients), stash.gate.anchor)
-        stash.split.inputs()
+        with self._corrected(stash):
+            stash.split.inputs()
         stash.edges = None
         return stash.gate.take_gradients()
 
     def backward_weights(self, i: int) -> None:
         """The other half: gradients of parameters add up in the shadows."""
-        self._stashes.pop(i).split.weights()
+        with self._corrected(stash := self._stashes.pop(i)):
+            stash.split.weights()
 
     def take_gradients(self) -> Gradients:
         """What has gathered for each parameter since the last time, in all versions."""
@@ -199,14 +207,18 @@ class StageStep:
                mean: bool = False) -> None:
         """Hand the gradients to the parameters, and let the optimizer, if there is one, use them.
 
-        `keep` are the versions that are needed afterwards. If the stage lives on several devices,
-        `shares` are what each of them has taken, this one's among them: they are added up (`mean`:
-        and divided by how many they are).
+        `keep` are the versions needed afterwards. If the newest is none of them, it is overwritten:
+        micro-batches that are stashed with it will find the new weights in it. If the stage lives on
+        several devices, `shares` are what each of them has taken, this one's among them: they are added
+        up (`mean`: and divided by how many they are).
         """
         gradients = self.take_gradients() if shares is None else self._add_up(shares, mean)
         if self.stage.average is not None:
             gradients = self.stage.average(gradients)
+        overwritten = None if self.updates in keep else self._versions.get(self.updates)
         self._versions = {version: self.weights(version) for version in keep}
+        if any(stash.weights is overwritten for stash in self._stashes.values()):
+            self._versions[self.updates + 1] = overwritten
         try:
             while gradients:
                 accumulate(*gradients.popitem())
@@ -219,6 +231,17 @@ class StageStep:
             if self.stage.optimizer is not None:
                 self.stage.optimizer.zero_grad()
         self.updates += 1
+
+    def _forget_overwritten(self) -> None:
+        """A long run would gather what its buffers have held."""
+        held = {key for stash in self._stashes.values() if stash.buffers for key in stash.buffers.keys}
+        for key in self._overwritten.keys() - held:
+            del self._overwritten[key]
+
+    def _corrected(self, stash: Stash) -> contextlib.AbstractContextManager:
+        """Inside, the weights are those that PipeMare takes for a backward."""
+        mare = self.stage.optimizer if isinstance(self.stage.optimizer, PipeMare) else None
+        return mare.corrected(self.updates - stash.version) if mare else contextlib.nullcontext()
 
     def _run(self, i: int, inputs: Any, weights: Weights) -> tuple[Any, Gate]:
         gate = Gate()

@@ -82,5 +82,25 @@ def schedules(
     run(rounds, arch, batch, chunks, results)
 
 
+@app.command()
+def systems(
+    rounds: Annotated[int, Option(min=1, help='Measured rounds, after one to warm up.')] = 9,
+    arch: Annotated[str, Option(help='resnet18, resnet50, resnet152, vgg16 or gpt.')] = 'resnet18',
+    batch: Annotated[int, Option(min=1, help='Samples a rank.')] = 16,
+    ranks: Annotated[int, Option(min=2, help='Processes: one core each.')] = 2,
+    steps: Annotated[int, Option(min=1, help='Steps of each contestant in a round.')] = 2,
+    seed: Annotated[int, Option(help='Of the weights.')] = 0,
+    results: Annotated[str, Option(help='Folder for the JSON file.')] = 'results',
+) -> None:
+    """ZeRO 1, 2, 3 against ZeroRedundancyOptimizer and FSDP2, DataParallel against DDP."""
+    os.environ['FEWGPU_MALLOC'] = '1'
+    from tests.bench.systems import Options, run
+    from tests.bench.work import Failed
+    try:
+        run(Options(rounds, arch, batch, ranks, steps, seed, results))
+    except (ValueError, Failed) as error:
+        sys.exit(f'{error}')
+
+
 if __name__ == '__main__':
     app(prog_name='python -m tests.bench')

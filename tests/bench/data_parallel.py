@@ -62,7 +62,7 @@ def run(options: Options) -> dict:
                'efficiency': ranks[0][r]['efficiency']} for r in range(options.rounds)]
     found = {'options': asdict(options), 'machine': describe(), 'rounds': rounds}
     found['ratios'] = [{**asdict(row), 'verdict': row.verdict} for row in ratios(found)]
-    for table in (speeds(found), ratio_table(found)):
+    for table in (speeds(found), ratio_table(ratios(found))):
         console.print(table)
     efficiency = Summary.of([measured['efficiency'] for measured in rounds])
     console.print(f'efficiency of {options.ranks} cores: {efficiency.median:.3f} '
@@ -163,9 +163,8 @@ def speeds(found: dict) -> Table:
     return table
 
 
-def ratio_table(found: dict) -> Table:
+def ratio_table(rows: list[Ratio]) -> Table:
     """Paired ratios, against what was aimed at."""
-    rows = ratios(found)
     table = Table(Column('speed ratio, round by round', overflow='fold'), 'median',
                   f'interval ({rows[0].summary.coverage:.0%})', 'range', 'aim', 'verdict')
     for row in rows:

@@ -14,12 +14,13 @@ from typing import Any
 
 from torch import nn
 
-from fewgpu.balance.cut import check_partitions, cut, cut_by_variance
+from fewgpu.balance.cut import check_partitions, cut, cut_by_variance, cut_mirrored
 from fewgpu.balance.profile import LayerCost, profile, weigh
 from fewgpu.balance.sandbox import AnyDevice, check_module, check_sample
 from fewgpu.microbatch import scatter
 
-__all__ = ['LayerCost', 'balance_by_size', 'balance_by_time', 'cut', 'cut_by_variance', 'profile']
+__all__ = ['LayerCost', 'balance_by_size', 'balance_by_time', 'cut', 'cut_by_variance', 'cut_mirrored',
+           'profile']
 
 
 def balance_by_time(partitions: int, module: nn.Sequential, sample: Any, *, timeout: float = 1.0,

@@ -10,7 +10,7 @@ slowest stage. `cut_by_variance` is GPipe's rule (fold = +, price = square of th
 """
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from numbers import Integral
@@ -53,6 +53,31 @@ def cut_by_variance(costs: Iterable[float], partitions: int) -> list[int]:
     """
     sums = _prefix_sums(costs, partitions)
     return _least_squares(sums, partitions, slowest=sums[-1])
+
+
+def cut_mirrored(costs: Sequence[float], devices: int) -> list[int]:
+    """Cuts a model whose halves mirror each other, such as a U-Net, for the schedule 'v-shape'.
+
+    A device holds layers of the first half and their mirror images in the second, so both ends of what
+    connects them. The costliest device is as cheap as it can be. (Of an odd number of layers the last
+    one has no mirror image, and is on the first device.)
+
+    Args:
+        costs: as in `cut`, of all layers.
+        devices: number of devices, which hold two stages each.
+
+    Returns:
+        The number of layers of each of the 2 x devices stages.
+
+    Raises:
+        TypeError, ValueError: as `cut`, of half the layers and so many stages.
+    """
+    half = len(costs) // 2
+    pairs = [one + other for one, other in zip(costs[:half], reversed(costs[:2 * half]))]
+    if pairs and len(costs) % 2:
+        pairs[0] += costs[-1]
+    first, *rest = cut(pairs, devices)
+    return [first, *rest, *reversed(rest), first + len(costs) % 2]
 
 
 def check_partitions(layers: int, partitions: int) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fewgpu.device import Device, one_thread
+from fewgpu.skip import Load, Save, own_skips
 
 AnyDevice = Device | torch.device | str | int
 
@@ -69,14 +70,21 @@ def try_layers(module: nn.Sequential, sample: Any, device: torch.device,
                visit: Callable[[nn.Module, Any], tuple[Any, Any]]) -> list[Any]:
     """Sends the sample through copies of all layers, one after the other.
 
-    Returns what `visit(layer, value) -> (finding, output)` found in each.
+    Returns what `visit(layer, value) -> (finding, output)` found in each. A layer that loads a long skip
+    gets it beside its value, from the layer that saved it.
     """
     value = tree_map_only(Tensor, lambda x: x.detach().to(device).requires_grad_(x.requires_grad),
                           sample)
-    findings = []
+    findings, skips = [], {}
     for index, layer in enumerate(module):
+        if isinstance(layer, Save):
+            skips[layer.name] = value
         try:
-            finding, value = visit(_copy(layer, device), value)
+            copied = _copy(layer, device)
+            if isinstance(layer, Load) and layer.name in skips:   # (if not, it says so itself)
+                copied, value = _Merge(copied), (value, skips[layer.name])
+            with own_skips():
+                finding, value = visit(copied, value)
         except Exception as error:
             error.add_note(f'while profiling layer {index} ({type(layer).__name__})')
             raise
@@ -84,6 +92,17 @@ def try_layers(module: nn.Sequential, sample: Any, device: torch.device,
             torch.clear_autocast_cache()  # it would keep the copy's weights, and the graph behind them
         findings.append(finding)
     return findings
+
+
+class _Merge(nn.Module):
+    """A layer that loads a skip, as a function of (value, skip)."""
+
+    def __init__(self, load: Load) -> None:
+        super().__init__()
+        self.load = load
+
+    def forward(self, both: tuple[Any, Tensor]) -> Any:
+        return self.load.merge(*both)
 
 
 def _copy(layer: nn.Module, device: torch.device) -> nn.Module:

@@ -43,11 +43,11 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows, length, width = x.shape
+        rows, length, _ = x.shape
         q, k, v = (part.view(rows, length, self.heads, -1).transpose(1, 2)
                    for part in self.queries_keys_values(x).chunk(3, dim=-1))
         attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(attended.transpose(1, 2).reshape(rows, length, width))
+        return self.out(attended.transpose(1, 2).reshape(rows, length, -1))
 
 
 class Block(nn.Module):

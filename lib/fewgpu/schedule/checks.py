@@ -152,7 +152,7 @@ def _verify_updates_of(schedule: Schedule, stage: int, device: int, *, any_made:
             raise ScheduleError(f"{kind}{i} of stage {stage} needs the weights that its forward took, "
                                 f"and they have been updated since: weights='stashed' keeps them",
                                 schedule, cell)
-        if kind == 'F' and schedule.weights == 'double_buffered' and schedule.version(stage, i) > made:
+        if kind == 'F' and schedule.weights in ('double_buffered', 'vertical') and schedule.version(stage, i) > made:
             raise ScheduleError(f'F{i} takes weight version {schedule.version(stage, i)} of stage '
                                 f'{stage}, which no update has made yet', schedule, cell)
     if since and (schedule.update_every or any_made):

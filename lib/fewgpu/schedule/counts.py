@@ -30,8 +30,8 @@ def versions(schedule: Schedule) -> dict[Op, int]:
 def versions_alive(schedule: Schedule) -> list[int]:
     """How many weight versions each stage keeps at its peak: those still to be used, the newest.
 
-    GPipe 1; PipeDream n - s for stage s of n (arXiv 1806.03377, section 3.3); 2BW 2 (arXiv
-    2006.09503, section 3.1).
+    GPipe 1; PipeDream n - s for stage s of n (arXiv 1806.03377, section 3.3), with vertical sync n on
+    each; 2BW 2 (arXiv 2006.09503, section 3.1); without stashing 1.
     """
     alive = [1] * schedule.stages
     for row in schedule.rows:
@@ -42,7 +42,7 @@ def versions_alive(schedule: Schedule) -> list[int]:
 
 def staleness(schedule: Schedule) -> dict[tuple[int, int], int]:
     """By how many updates (stage, micro-batch)'s gradient is late: those that the stage has made
-    between the version that it was computed with and the update that applies it.
+    between the version of its forward and the update that applies it.
 
     Flush schedules 0; PipeDream n - 1 - s for stage s of n; 2BW 1; less in the first batches.
     """
@@ -68,7 +68,7 @@ def versions_of(schedule: Schedule, row: Sequence[Op]) -> Iterator[int | None]:
         elif kind == 'U' or schedule.weights == 'latest':
             yield updates[stage]
         else:
-            yield schedule.version(stage, i)
+            yield schedule.version(stage, i, kind)
 
 
 def versions_kept(schedule: Schedule, row: Sequence[Op]) -> Iterator[tuple[int, int, int]]:

@@ -1,8 +1,9 @@
 """A schedule by its name, for a number of stages, with micro-batches to come."""
 
 from collections.abc import Callable
+from functools import partial
 
-from fewgpu.schedule import SCHEDULES, Schedule, check, interleaved
+from fewgpu.schedule import SCHEDULES, Schedule, check, interleaved, v_shape
 
 
 def schedule_maker(schedule: str | Callable[[int, int], Schedule], stages: int,
@@ -24,6 +25,10 @@ def schedule_maker(schedule: str | Callable[[int, int], Schedule], stages: int,
     if schedule not in SCHEDULES:
         raise ValueError(f'there is no schedule {schedule!r}: choose from {", ".join(SCHEDULES)}, or '
                          f'pass a function of stages and micro-batches')
+    if schedule == 'pipemare':   # an update a mini-batch: a step, which drains the pipeline, is synchronous
+        return lambda micro_batches: SCHEDULES[schedule](stages, micro_batches, update_every=micro_batches)
+    if schedule == 'v-shape':   # two stages a device
+        return lambda micro_batches: v_shape(stages, micro_batches)
     if schedule != 'interleaved':
         return lambda micro_batches: SCHEDULES[schedule](stages, micro_batches)
     devices = devices or max(1, stages // 2)
@@ -31,6 +36,16 @@ def schedule_maker(schedule: str | Callable[[int, int], Schedule], stages: int,
         raise ValueError(f'interleaved: {stages} stages cannot be dealt out to {devices} devices '
                          f'evenly; the balance needs a multiple of {devices} numbers')
     return lambda micro_batches: interleaved(devices, micro_batches, v=stages // devices)
+
+
+def schedule_makers(schedule: str | Callable[[int, int], Schedule], stages: int, chunks: int,
+                    devices: int | None = None) -> tuple[Callable[[int], Schedule], ...]:
+    """`schedule_maker` for a mini-batch, and one for many as one schedule, from the number of all their
+    micro-batches: there '2bw' and 'pipemare' update once a mini-batch, after every `chunks`."""
+    make = schedule_maker(schedule, stages, devices)
+    if schedule in ('2bw', 'pipemare'):
+        return make, partial(SCHEDULES[schedule], stages, update_every=chunks)
+    return make, make
 
 
 def _checked(schedule: Schedule, stages: int, micro_batches: int) -> Schedule:

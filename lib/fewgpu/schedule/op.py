@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 ACTIVATION, GRADIENT, TARGET, SHARE = 'activation', 'gradient', 'target', 'share'
 LETTERS = {ACTIVATION: 'F', GRADIENT: 'B', TARGET: 'T', SHARE: 'G'}   # what a message is called in a grid
+SKIP, SKIP_GRADIENT = 'skip ', 'gradient of skip '   # followed by its name: what a skip's messages are
 
 
 class Message(NamedTuple):
@@ -55,6 +56,31 @@ def target(stage: int, micro_batch: int) -> Message:
 def share(update: 'Op', sender: int, receiver: int) -> Message:
     """The gradients that device `sender` has for an update of its stage, for another that holds it."""
     return Message(SHARE, update.stage, update.stage, update.micro_batch, sender, receiver)
+
+
+class Skip(NamedTuple):
+    """A value called `name` that stage `source` sends straight to the later stage `stage`, past those
+    in between (see `fewgpu.skip`). A schedule lists those of its model."""
+
+    name: str
+    source: int
+    stage: int
+
+    def activation(self, micro_batch: int) -> Message:
+        """What `stage` needs for its forward, beside the activation from upstream."""
+        return Message(SKIP + self.name, self.source, self.stage, micro_batch)
+
+    def gradient(self, micro_batch: int) -> Message:
+        """What `source` needs for its backward, beside the gradient from downstream."""
+        return Message(SKIP_GRADIENT + self.name, self.stage, self.source, micro_batch)
+
+
+def skip_name(what: str) -> str | None:
+    """The name of the skip whose message, or gradient, this is; None if it is another message."""
+    for start in (SKIP, SKIP_GRADIENT):
+        if what.startswith(start):
+            return what[len(start):]
+    return None
 
 
 class Op(NamedTuple):

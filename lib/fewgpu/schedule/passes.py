@@ -1,9 +1,9 @@
 """Passes: what is added to the forwards and backwards of a schedule, never written by hand."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from fewgpu.schedule.op import Op, activation, gradient, share, target
+from fewgpu.schedule.op import Op, Skip, activation, gradient, share, target
 from fewgpu.schedule.schedule import Schedule
 
 CHECKPOINTS = ('always', 'except_last', 'never')
@@ -56,14 +56,35 @@ def with_updates(schedule: Schedule) -> Schedule:
     return replace(schedule, rows=tuple(tuple(expand(row)) for row in schedule.rows))
 
 
+def with_skips(schedule: Schedule, skips: Iterable[Skip]) -> Schedule:
+    """The schedule of a model with long skips: `with_messages` will send them, and their gradients.
+
+    A forward sends them after its activation, and the forward that loads them waits for them; so do
+    backwards with their gradients, the other way. They follow the activations' ways in large steps, so
+    no device waits for ever that did not do so before.
+
+    Raises ValueError for a skip that does not lead from a stage to a later one.
+    """
+    skips = tuple(skips)
+    for skip in skips:
+        if not 0 <= skip.source < skip.stage < schedule.stages:
+            raise ValueError(f'a skip leads from a stage to a later one of the {schedule.stages}, not from '
+                             f'{skip.source} to {skip.stage}')
+    return replace(schedule, skips=skips)
+
+
 def with_messages(schedule: Schedule, *, targets: bool = False) -> Schedule:
     """Put a receive before, and a send after, every forward and backward.
 
     A recompute needs no message, so it may run before the gradient has come. The pipeline's ends
     (see `Message`) send and receive like any other stage. With `targets` the last stage receives
     those, too. Before an update of a stage on several devices, each sends its gradients to the others.
+    Skips (see `with_skips`) have messages of their own.
     """
     last = schedule.stages - 1
+    stages = range(schedule.stages)
+    imports = {stage: [skip for skip in schedule.skips if skip.stage == stage] for stage in stages}
+    exports = {stage: [skip for skip in schedule.skips if skip.source == stage] for stage in stages}
 
     def expand(device: int, row: tuple[Op, ...]) -> Iterator[Op]:
         for op in row:
@@ -73,16 +94,18 @@ def with_messages(schedule: Schedule, *, targets: bool = False) -> Schedule:
                 yield from (Op('send', stage, i, share(op, device, other)) for other in others)
                 yield from (Op('recv', stage, i, share(op, other, device)) for other in others)
             if op.kind == 'F':
-                arrives, leaves = activation(stage, i), activation(stage + 1, i)
+                arrives = activation(stage, i), *(skip.activation(i) for skip in imports[stage])
+                leaves = activation(stage + 1, i), *(skip.activation(i) for skip in exports[stage])
             elif op.kind in BACKWARDS:
-                arrives, leaves = gradient(stage, i), gradient(stage - 1, i)
+                arrives = gradient(stage, i), *(skip.gradient(i) for skip in exports[stage])
+                leaves = gradient(stage - 1, i), *(skip.gradient(i) for skip in imports[stage])
             else:
                 yield op
                 continue
-            yield Op('recv', stage, i, arrives)
+            yield from (Op('recv', stage, i, message) for message in arrives)
             if targets and op.kind == 'F' and stage == last:
                 yield Op('recv', stage, i, target(stage, i))
             yield op
-            yield Op('send', stage, i, leaves)
+            yield from (Op('send', stage, i, message) for message in leaves)
 
     return replace(schedule, rows=tuple(tuple(expand(*pair)) for pair in enumerate(schedule.rows)))

@@ -9,7 +9,8 @@ from fewgpu.schedule.op import Op
 from fewgpu.schedule.schedule import Schedule, verify_sizes
 
 
-def pipedream(stages: int, micro_batches: int, *, replicas: Sequence[int] | None = None) -> Schedule:
+def pipedream(stages: int, micro_batches: int, *, replicas: Sequence[int] | None = None, vertical_sync: bool = False,
+              stashing: bool = True) -> Schedule:
     """Every micro-batch is a mini-batch of its own, whose update follows its backward at once.
 
         stages 3, micro-batches 4:   device 0 | F0 F1 F2 B0 U0 F3 B1 U1 B2 U2 B3 U3
@@ -21,6 +22,11 @@ def pipedream(stages: int, micro_batches: int, *, replicas: Sequence[int] | None
     n - s weight versions: a backward takes the weights that its forward took ("weight stashing"),
     n - 1 - s updates ago:
     w(t+1) = w(t) - lr f'(w_1(t - n + 1), w_2(t - n + 2), ..., w_n(t)).
+
+    With `vertical_sync` a micro-batch takes on every stage the version with which stage 0 admitted
+    it: w(t+1) = w(t) - lr f'(w_1(t - n + 1), ..., w_n(t - n + 1)), and every stage keeps n. Without
+    `stashing` none is kept: a backward takes the newest weights at its time, and the gradient is that
+    of no single point.
 
     With `replicas` stage s lives on replicas[s] devices, which are numbered stage by stage:
 
@@ -37,14 +43,21 @@ def pipedream(stages: int, micro_batches: int, *, replicas: Sequence[int] | None
     equally fast, two stages r-1 still never idle, says the simulator, but 2-1-1 idles a third of the time.)
 
     Raises ValueError if there is no stage or no micro-batch, if `replicas` are not one number of at least
-    1 a stage, or if a round would not be full.
+    1 a stage, if a round would not be full, for vertical sync without stashing, and for vertical sync of
+    stages with replicas, which count their updates differently.
     """
     verify_sizes(stages, micro_batches)
+    if vertical_sync and not stashing:
+        raise ValueError('vertical sync takes older weights, which stay only with stashing=True')
     counts = (1,) * stages if replicas is None else tuple(replicas)
     _verify_replicas(counts, stages, micro_batches)
+    if vertical_sync and len({*counts}) > 1:
+        raise ValueError(f'vertical sync counts updates, of which stages with replicas {counts} make different '
+                         f'numbers: give every stage as many')
     rows = tuple(tuple(_row(stage, number, counts, micro_batches))
                  for stage, count in enumerate(counts) for number in range(count))
-    return Schedule('pipedream', stages, micro_batches, rows, weights='stashed', update_every=1)
+    return Schedule('pipedream', stages, micro_batches, rows, update_every=1,
+                    weights='vertical' if vertical_sync else 'stashed' if stashing else 'unstashed')
 
 
 def _verify_replicas(counts: Sequence[int], stages: int, micro_batches: int) -> None:

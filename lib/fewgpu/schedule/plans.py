@@ -1,8 +1,10 @@
 """The schedules of a pipeline's steps: made once for each number of micro-batches, with all passes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from fewgpu.schedule.passes import with_messages, with_recompute, with_updates
+from fewgpu.schedule.long_runs import following, verify_whole_updates
+from fewgpu.schedule.op import Skip
+from fewgpu.schedule.passes import with_messages, with_recompute, with_skips, with_updates
 from fewgpu.schedule.schedule import Schedule
 
 
@@ -10,13 +12,16 @@ class Plans:
     """What a pipeline does for a purpose, 'training' or 'evaluation', and so many micro-batches.
 
     `make` returns the schedule of a number of micro-batches; `checkpoint` says which of them are
-    recomputed (see `with_recompute`). `layout` is the schedule for `chunks` of them: it says where
-    stages are, and that is so for every other number, too.
+    recomputed (see `with_recompute`), and `skips` are those of the model. `layout` is the schedule for
+    `chunks` of them: it says where stages are, and that is so for every other number, too. `make_long`
+    returns the schedule of many mini-batches, from the number of all their micro-batches.
     """
 
-    def __init__(self, make: Callable[[int], Schedule], chunks: int, checkpoint: str) -> None:
-        self._make, self._chunks, self._checkpoint = make, chunks, checkpoint
-        self.layout = with_recompute(make(chunks), checkpoint)
+    def __init__(self, make: Callable[[int], Schedule], make_long: Callable[[int], Schedule], chunks: int,
+                 checkpoint: str, skips: tuple[Skip, ...] = ()) -> None:
+        self._make, self._make_long, self._chunks, self._checkpoint = make, make_long, chunks, checkpoint
+        self._skips = skips
+        self.layout = with_recompute(with_skips(make_long(chunks), skips), checkpoint)
         self._made: dict[tuple[str, int, bool], tuple[Schedule, Schedule]] = {}
 
     def of(self, purpose: str, micro_batches: int, targets: bool) -> tuple[Schedule, Schedule]:
@@ -26,11 +31,31 @@ class Plans:
         """
         key = purpose, micro_batches, targets
         if key not in self._made:
-            whole = self._make(micro_batches)
-            if whole.devices_of != self.layout.devices_of:
-                raise ValueError(f'the schedule {whole.name} puts stages on other devices for '
-                                 f'{micro_batches} micro-batches than for {self._chunks}')
+            whole = self._in_layout(self._make(micro_batches))
             whole = (whole.forwards() if purpose == 'evaluation'
                      else with_updates(with_recompute(whole, self._checkpoint)))
             self._made[key] = whole, with_messages(whole, targets=targets)
         return self._made[key]
+
+    def long_run(self, counts: Sequence[int]) -> tuple[Schedule, Schedule]:
+        """The schedule of mini-batches of so many micro-batches each, all in one, without and with its
+        messages.
+
+        Raises ValueError as `of` does, and if an update would cover parts of two mini-batches.
+        """
+        if self.layout.update_every is None:
+            whole = following([self.of('training', count, True)[0] for count in counts])
+        else:
+            verify_whole_updates(self._make_long(self._chunks), counts)
+            whole = with_recompute(self._in_layout(self._make_long(sum(counts))), self._checkpoint)
+        return whole, with_messages(whole, targets=True)
+
+    def in_the_long_run(self) -> Schedule:
+        """A schedule so long that its end is like any later moment, without what it recomputes."""
+        return self._make_long(self._chunks * (1 + -(-self.layout.stages // self._chunks)))
+
+    def _in_layout(self, schedule: Schedule) -> Schedule:
+        if schedule.devices_of != self.layout.devices_of:
+            raise ValueError(f'the schedule {schedule.name} puts stages on other devices for '
+                             f'{schedule.micro_batches} micro-batches than for {self._chunks}')
+        return with_skips(schedule, self._skips)

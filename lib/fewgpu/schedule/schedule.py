@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fewgpu.schedule.op import Message, Op
+from fewgpu.schedule.op import Message, Op, Skip
 
 
-WEIGHTS = ('latest', 'stashed', 'double_buffered')
+WEIGHTS = ('latest', 'stashed', 'vertical', 'double_buffered', 'unstashed', 'corrected')
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,14 @@ class Schedule:
         latest           the newest one; all operations of a step see the same, for the updates come
                          after all backwards (the schedule "flushes")
         stashed          a forward takes the newest one, its backward the same again (PipeDream)
+        vertical         a micro-batch takes, on every stage, the one that was stage 0's newest when
+                         it was admitted there (PipeDream's vertical sync, arXiv 1806.03377)
         double_buffered  micro-batch k, counted from 0, takes max(k // update_every - 1, 0) for
                          both (PipeDream-2BW, arXiv 2006.09503)
+        unstashed        every operation takes the newest one at its own time: no version is kept, and
+                         a backward meets other weights than its forward did
+        corrected        as unstashed, but a backward corrects the weights towards those of its forward
+                         (PipeMare, see `fewgpu.pipemare`)
     """
 
     name: str
@@ -43,6 +49,7 @@ class Schedule:
     #: Micro-batches an update; None: one update, of all. Of a stage on r devices it is so many on each, a
     #: round of r times as many, and the update is the mean of theirs.
     update_every: int | None = None
+    skips: tuple[Skip, ...] = ()   #: what travels beside the activations (see `with_skips`)
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
@@ -127,23 +134,27 @@ class Schedule:
         """The forward half, and all the rest: between them the caller computes the loss."""
         return self.select(lambda op: op.kind == 'F'), self.select(lambda op: op.kind != 'F')
 
-    def version(self, stage: int, micro_batch: int) -> int:
-        """The weight version of the forward and the backward of a micro-batch."""
-        return self._versions[stage, micro_batch]
+    def version(self, stage: int, micro_batch: int, kind: str = 'F') -> int:
+        """The weight version of the forward of a micro-batch, and of what follows it; only where no
+        version is kept does it depend on the `kind` of the operation."""
+        if kind != 'F' and self.weights in ('unstashed', 'corrected'):
+            return self._newest[kind, stage, micro_batch]
+        if self.weights == 'double_buffered':
+            return max(micro_batch // self.update_every - 1, 0)
+        return self._newest['F', 0 if self.weights == 'vertical' else stage, micro_batch]
 
     @cached_property
-    def _versions(self) -> dict[tuple[int, int], int]:
-        versions: dict[tuple[int, int], int] = {}
+    def _newest(self) -> dict[tuple[str, int, int], int]:
+        """How many updates a stage has made when it comes to an operation."""
+        newest: dict[tuple[str, int, int], int] = {}
         for row in self.rows:
             updates = [0] * self.stages
-            for op in row:
-                if op.kind == 'U':
-                    updates[op.stage] += 1
-                elif op.kind == 'F':
-                    versions[op.stage, op.micro_batch] = (
-                        max(op.micro_batch // self.update_every - 1, 0)
-                        if self.weights == 'double_buffered' else updates[op.stage])
-        return versions
+            for kind, stage, i, message in row:
+                if kind == 'U':
+                    updates[stage] += 1
+                elif message is None:
+                    newest[kind, stage, i] = updates[stage]
+        return newest
 
     def needed_after(self, stage: int, updates: int) -> frozenset[int]:
         """The weight versions that a stage must keep when it updates its weights, having made
@@ -163,7 +174,7 @@ class Schedule:
                     needed[key] = needed.get(key, frozenset()) | {
                         version for version in later[op.stage] if version <= left[op.stage]}
                 elif op.message is None:
-                    later[op.stage].add(self.version(op.stage, op.micro_batch))
+                    later[op.stage].add(self.version(op.stage, op.micro_batch, op.kind))
         return needed
 
     def __str__(self) -> str:

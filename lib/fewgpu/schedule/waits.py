@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from fewgpu.schedule.grid import Cell, ScheduleError
-from fewgpu.schedule.op import LETTERS, Message, Op
+from fewgpu.schedule.op import LETTERS, Message, Op, skip_name
 from fewgpu.schedule.passes import with_messages
 from fewgpu.schedule.schedule import Schedule
 
@@ -25,7 +25,8 @@ def verify_no_deadlock(schedule: Schedule, *, sends: str = 'buffered') -> None:
     With blocking sends 1F1B, and all that is made of it, stops at once if there are two stages and
     two micro-batches: stage 0 sends F1 while stage 1 sends B0, and nobody receives. Megatron-LM,
     whose sends do block, posts them together with the receives that follow
-    (`send_forward_recv_backward`, ...): such are paired.
+    (`send_forward_recv_backward`, ...): such are paired. Skips are received long after they were sent:
+    a transport has to keep them in any case.
 
     Raises ScheduleError with the chain of waits.
     """
@@ -85,7 +86,7 @@ class _Play:
 
     def _send(self, message: Message, device: int, last: dict) -> Iterator[Wait]:
         there = self._receiver_of(message)   # None: at the caller
-        leaves = there not in (None, device)
+        leaves = there not in (None, device) and skip_name(message.what) is None
         if leaves and self._sends == 'paired':
             before = last.get((message.what, there))
             while before is not None and before not in self._received:

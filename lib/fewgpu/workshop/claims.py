@@ -1,4 +1,7 @@
-"""Claims of the lectures behind the lessons, and what a run of a lesson says about them."""
+"""Claims of the lectures behind the lessons, and what a run says about them.
+
+C.. are what the lectures say; P.. are what papers say of systems that the lectures only name.
+"""
 
 import textwrap
 from collections.abc import Iterator
@@ -52,6 +55,10 @@ TEXTS = {
     'C44': 'Offloading costs about two per cent, and makes models trainable that did not fit.',
     'C45': 'Recompute has neighbours: offload to the host, encoding, compilers that choose, pruning.',
     'C46': 'Pipelines use GPUs better than model parallelism, and train large networks faster than data parallelism.',
+    'P01': 'Tensor parallelism (Megatron-LM) moves 8 b s h (t-1)/t elements a rank, for a transformer block and micro-batch.',
+    'P02': 'Hybrid parallelism by one call (HyPar-Flow) trains as sequential SGD does.',
+    'P03': 'A second replica in reverse order (GEMS) fills the idle time of the first.',
+    'P04': 'Asynchronous pipelines are stable below a learning rate that falls with the delay (PipeMare).',
 }
 
 

@@ -21,7 +21,7 @@ from rich.console import Console, RenderableType
 from fewgpu.workshop.claims import Claims
 
 #: In the order of the lectures. The module of 'zero-infinity' is zero_infinity.
-DEMOS: Sequence[str] = ()
+DEMOS: Sequence[str] = ('tensor', 'hybrid')
 
 
 class Show:

@@ -1,0 +1,71 @@
+"""Mini-batches on their way into a pipeline, and their losses on the way out."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from typing import Any
+
+import torch
+
+from fewgpu.loss import LossFn, target_messages, total
+from fewgpu.microbatch import scatter
+from fewgpu.schedule import Message, Schedule, activation
+
+
+@dataclass(frozen=True)
+class MiniBatches:
+    """One or many: inputs, targets, and the rows of every micro-batch of each. Their micro-batches are
+    numbered on from one to the next."""
+
+    xs: Sequence[Any]
+    ys: Sequence[Any]
+    rows: Sequence[Sequence[int]]
+
+    @property
+    def counts(self) -> list[int]:
+        """How many micro-batches each has."""
+        return [len(each) for each in self.rows]
+
+    def messages(self, schedule: Schedule, loss_fn: LossFn, stages: Collection[int]) -> dict[Message, Any]:
+        """What the caller sends to those of `stages` that take some. Raises as `target_messages` does."""
+        messages: dict[Message, Any] = {}
+        for first, x, y, rows in zip(accumulate(self.counts, initial=0), self.xs, self.ys, self.rows):
+            parts: dict[Message, Any] = {}
+            if 0 in stages:
+                parts |= {activation(0, i): part for i, part in enumerate(scatter(x, len(rows)))}
+            if schedule.stages - 1 in stages:
+                parts |= target_messages(y, rows, schedule, loss_fn)
+            messages |= {message._replace(micro_batch=first + message.micro_batch): value
+                         for message, value in parts.items()}
+        return messages
+
+    def losses(self, values: Sequence[torch.Tensor], update_every: int | None, loss_fn: LossFn
+               ) -> torch.Tensor | None:
+        """One a mini-batch, from what the last stage returned for every micro-batch; None without."""
+        left = iter(values)
+        return torch.stack([total([*islice(left, len(rows))], rows, update_every, loss_fn)
+                            for rows in self.rows]) if values else None
+
+
+def pairs(batches: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    """The inputs, and the targets, of mini-batches (x, y). Raises ValueError for none, TypeError for what
+    is no pair."""
+    batches = [*batches]
+    if not batches:
+        raise ValueError('there is nothing to train on: give at least one mini-batch (x, y)')
+    for batch in batches:
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise TypeError(f'a mini-batch to train on is a pair (x, y), not a {type(batch).__name__}')
+    return [x for x, _ in batches], [y for _, y in batches]
+
+
+def verify_same_rows(mine: Sequence[int | None], first: Sequence[int]) -> None:
+    """Raises ValueError if this rank has mini-batches of other sizes than the rank of the first stage;
+    None is a mini-batch without inputs."""
+    if len(mine) != len(first):
+        raise ValueError(f'this rank was given {len(mine)} mini-batches, the rank of the first stage '
+                         f'{len(first)}: every rank takes the same ones')
+    for here, there in zip(mine, first):
+        if here not in (None, there):
+            raise ValueError(f'this rank was given {here} rows, the rank of the first stage {there}: '
+                             f'every rank takes the same mini-batch')

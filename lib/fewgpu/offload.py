@@ -1,0 +1,238 @@
+"""Offloaded: a model trains whose parameters and optimizer states are on disk, or in the host's memory.
+
+    with DiskStore('states') as store:
+        model = Offloaded(module, optimizer=torch.optim.Adam, loss_fn=F.cross_entropy, store=store)
+        for x, y in batches:
+            loss = model.step(x, y)
+
+The layers visit the device one after the other, first to last and back again:
+
+    disk    | read 2   | read 3   | read 4                 ahead of what is computed
+    link    | copy 1   | copy 2   | copy 3
+    device  | layer 0  | layer 1  | layer 2    ...   recompute 2, back 2 | recompute 1, back 1
+    host    |                                                            | optimizer 2, write 2
+
+The forward keeps the inputs of layers alone. In the backward a layer is loaded again and recomputed;
+its gradients go to the host, where the optimizer updates it while the next layer computes. It is the
+offload engine of ZeRO-Infinity (arXiv 2104.07857, sections 5 and 6), for one device or a rank each.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fewgpu.buckets import fingerprint
+from fewgpu.context import Context
+from fewgpu.device import Device, choose_devices
+from fewgpu.loss import LossFn, is_mean, verify_all_rows_count
+from fewgpu.microbatch import gather, rows_of, scatter, sizes
+from fewgpu.partition import turn_of, verify_module
+from fewgpu.shares import Alone, Together
+from fewgpu.store import HostStore, Store
+from fewgpu.unit import MakeOptimizer, make_units, to_device
+from fewgpu.versions import Versions
+from fewgpu.visits import Visits
+
+
+class Times(NamedTuple):
+    """Where the time of a step went, in seconds of the thread that computes."""
+
+    waiting: float     #: for what was loaded
+    computing: float
+    finishing: float   #: waiting for updates on the host
+
+    @property
+    def share(self) -> float:
+        """Of the step, that the device waits for loads or for the host."""
+        return (self.waiting + self.finishing) / (sum(self) or 1.0)
+
+
+class Offloaded:
+    """Trains an nn.Sequential of which only a few layers at a time are on the device.
+
+    Arguments:
+        module: the layers. What its parameters hold moves to the store, and they are empty from then on;
+            buffers stay on the device.
+        optimizer: makes an optimizer of the host from a list of parameters; one a layer (see
+            `optimizers`; the learning rate may be changed there).
+        loss_fn: from (output, target) to a mean over the rows, or to a sum if it says so: see `Pipeline`.
+        device: the first GPU, or a virtual CPU device, by default.
+        store: where parameters are, `states` where optimizer states are: by default the same, and the
+            host's memory. A store that holds a model already is gone on with, at its latest whole step.
+        depth: how many units are loaded ahead: with 3, one is read while the next is on its way to the
+            device and (on ranks) the one after is gathered. 0: nothing is.
+        recompute: False keeps the graphs of the forward instead.
+        group: of ranks that train the same model, each on rows of its own (by default all, if
+            torch.distributed is initialised). Each keeps its share in a store of its own. `reading` is
+            'slices' (each reads its own, then they gather) or 'broadcast' (rank 0 reads and updates all).
+        time_limit: seconds that a rank may wait for another.
+
+    Results equal those of the plain model and optimizer, bit for bit, with `chunks` micro-batches that
+    add up their gradients; on two ranks those of the plain model with the micro-batches of both. On
+    ranks, an optimizer sees flat slices: it must treat every number alike (Adam, SGD).
+
+    A `step` that fails changes nothing: parameters, states and buffers are those of the step before,
+    in the stores as here. Raises what `Pipeline` raises for a module or a loss that does not fit.
+    """
+
+    def __init__(self, module: nn.Sequential, *, optimizer: MakeOptimizer, loss_fn: LossFn,
+                 device: Device | None = None, store: Store | None = None, states: Store | None = None,
+                 depth: int = 3, recompute: bool = True, group: dist.ProcessGroup | None = None,
+                 reading: str = 'slices', time_limit: float = 60.0) -> None:
+        verify_module(module)
+        is_mean(loss_fn)   # or raise
+        if isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError('every layer has an optimizer of its own: pass what makes it, as '
+                            'optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.001)')
+        if depth < 0:
+            raise ValueError(f'at least 0 units are loaded ahead, not {depth}')
+        self.module, self.depth, self.loss_fn = module, depth, loss_fn
+        self._keep = 'input' if recompute else 'graph'
+        self.device = device or choose_devices(1)[0]
+        together = dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+        self._ranks = Together(group, reading, time_limit) if together else Alone()
+        self._turn, self.spans = turn_of(module), []
+        self.store = store or HostStore()
+        self._versions = Versions(self.store, states or self.store, self._ranks.least)
+        self._shapes = {parameter: parameter.shape for parameter in module.parameters()}
+        self._open(optimizer)
+
+    def _open(self, optimizer: MakeOptimizer) -> None:
+        is_new = not self._versions.exists
+        layout = fingerprint([*self.module.named_parameters(), *self.module.named_buffers()])
+        self._facts = {'layout': layout, 'ranks': self._ranks.size, 'rank': self._ranks.rank}
+        if is_new:
+            self._ranks.start_alike(self.module)
+        elif self._versions.about['facts'] != self._facts:
+            raise ValueError(f'the store holds another model, or was another rank\'s: it says '
+                             f'{self._versions.about["facts"]}, and this is {self._facts}: give this model a '
+                             f'store of its own')
+        self._units = [*make_units(self.module, self.device, self._ranks, optimizer, self.loss_fn,
+                                   self._versions, self.depth)]
+        self._pieces = [piece for unit in self._units for piece in unit.pieces]
+        #: Of the host, one a layer that trains (one a tile); the learning rate is in their `param_groups`.
+        self.optimizers = [piece.optimizer for piece in self._pieces if piece.hosts]
+        self.module.to(self.device.torch)   # buffers, for there is nothing else
+        self.steps = 0   #: that the model has done, in this run and earlier ones
+        if is_new:
+            self._commit(0)
+        self._restore()
+
+    def _commit(self, steps: int) -> None:
+        self._versions.write('buffers', [*self.module.buffers()])
+        self._versions.commit({'facts': self._facts, 'steps': steps, 'options': [
+            [{key: value for key, value in group.items() if _is_plain(value)} for group in each.param_groups]
+            for each in self.optimizers]})
+        self.steps = steps
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        """What is not in the stores alone: buffers, options of the optimizers."""
+        about = self._versions.about
+        self.steps = about['steps']
+        for buffer, value in zip(self.module.buffers(), self._versions.read('buffers')):
+            buffer.copy_(value)
+        for optimizer, groups in zip(self.optimizers, about['options']):
+            for group, options in zip(optimizer.param_groups, groups):
+                group.update({key: tuple(value) if isinstance(value, list) else value
+                              for key, value in options.items()})
+
+    def step(self, x: Any, y: Any, chunks: int = 1) -> torch.Tensor:
+        """Train on one mini-batch, in `chunks` micro-batches; its loss, a tensor without a graph.
+
+        `x` are the inputs, a tensor or a nesting of tensors cut along their first dimension, and `y` the
+        targets; on ranks the rank's own, and the loss is that of all.
+        """
+        if rows_of(x) != rows_of(y):
+            raise ValueError(f'{rows_of(y)} rows of targets for {rows_of(x)} rows of inputs')
+        if is_mean(self.loss_fn):
+            verify_all_rows_count(self.loss_fn, y)
+        with self._turn, self._all_or_nothing():
+            with torch.enable_grad(), self.device.active():
+                loss = self._train(x, y, sizes(rows_of(x), chunks))
+            self._commit(self.steps + 1)
+            return loss
+
+    def _train(self, x: Any, y: Any, rows: list[int]) -> torch.Tensor:
+        context = Context.capture([self.device], self._ranks.seed())
+        total = self._ranks.total(sum(rows), self.device.torch)
+        shares = [count / total if is_mean(self.loss_fn) else 1.0 for count in rows]
+        xs, targets = (to_device(scatter(batch, len(rows)), self.device) for batch in (x, y))
+        loss = self._visits(context).train(xs, [*zip(targets, shares)], self._keep)
+        self._ranks.average([*self.module.buffers()], sum(rows) / total)
+        return self._ranks.summed(loss)
+
+    def evaluate(self, x: Any, chunks: int = 1) -> Any:
+        """The outputs in evaluation mode, without a graph."""
+        modes = {part: part.training for part in self.module.modules()}
+        with self._turn, torch.no_grad(), self.device.active(), self._all_or_nothing():
+            self.module.eval()
+            try:
+                xs = to_device(scatter(x, len(sizes(rows_of(x), chunks))), self.device)
+                return gather(self._visits(Context.capture([self.device])).evaluate(xs))
+            finally:
+                for part, mode in modes.items():
+                    part.training = mode
+
+    def _visits(self, context: Context) -> Visits:
+        visits = Visits(self._units, self.device, self._versions, context, self._ranks, self.depth)
+        self.spans = visits.spans   #: what the latest step did, and when
+        return visits
+
+    @property
+    def times(self) -> Times:
+        """Where the time of the latest step went."""
+        return Times(*(sum(span.end - span.start for span in self.spans if span.step == step)
+                       for step in ('wait', 'compute', 'finish')))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The plain model's, on the host; on ranks all call it."""
+        values: dict[torch.Tensor, torch.Tensor] = {}
+        for piece in self._pieces:
+            values.update(zip(piece.parameters, piece.share.whole(piece.read(self._versions))))
+        return {key: values[value] if value in values else value.detach().cpu().clone()
+                for key, value in self.module.state_dict(keep_vars=True).items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take the values of the plain model's state_dict; states of optimizers stay as they are.
+
+        Raises ValueError, before anything has changed, for other keys or shapes.
+        """
+        held = self.module.state_dict(keep_vars=True)
+        shapes = {key: self._shapes.get(value, value.shape) for key, value in held.items()}
+        given = {key: value.shape for key, value in state.items()}
+        if wrong := sorted(key for key in {*shapes, *given} if shapes.get(key) != given.get(key)):
+            raise ValueError(f'the state_dict is of another model: {wrong[0]} has the shape '
+                             f'{given.get(wrong[0])} there and {shapes.get(wrong[0])} here (None: is missing)')
+        values = {tensor: state[key] for key, tensor in held.items()}
+        with self._turn, self._all_or_nothing():
+            for piece in self._pieces:
+                if piece.parameters:
+                    piece.write(self._versions, piece.share.own(
+                        [values[parameter].detach().cpu().to(parameter.dtype) for parameter in piece.parameters]))
+            for buffer in self.module.buffers():
+                buffer.copy_(values.get(buffer, buffer))
+            self._commit(self.steps)
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._versions.roll_back()
+            self._restore()
+            raise
+        finally:
+            for unit in self._units:
+                unit.end()
+
+
+def _is_plain(value: Any) -> bool:
+    """Can an option of an optimizer be written down? (Its parameters cannot.)"""
+    return value is None or isinstance(value, (bool, int, float, str)) or (
+        isinstance(value, (list, tuple)) and all(isinstance(part, (bool, int, float)) for part in value))

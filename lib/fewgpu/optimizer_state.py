@@ -1,0 +1,52 @@
+"""What optimizers remember, by the names of the parameters: so it moves between engines, cuts and world sizes."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+Named = Iterable[tuple[str, nn.Parameter]]
+
+
+def named_state(named: Named, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, dict[str, Any]]:
+    """{'state': {name: what is remembered of it}, 'options': {name: learning rate and the like}}.
+
+    `named` are the parameters of a model, `optimizers` one or several that train them. Tensors are the
+    optimizer's own, not copies. Raises ValueError for a parameter of an optimizer that has no name.
+    """
+    names = {parameter: name for name, parameter in named}
+    found: dict[str, dict[str, Any]] = {'state': {}, 'options': {}}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            options = {key: value for key, value in group.items() if key != 'params'}
+            for parameter in group['params']:
+                if parameter not in names:
+                    raise ValueError(f'the optimizer trains a parameter of shape {tuple(parameter.shape)} that is not in '
+                                     f'the model: pass the model that it was made for')
+                found['options'][names[parameter]] = options
+                if parameter in optimizer.state:
+                    found['state'][names[parameter]] = dict(optimizer.state[parameter])
+    return found
+
+
+def load_named_state(named: Named, optimizers: Iterable[torch.optim.Optimizer],
+                     saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give every optimizer what was remembered of its parameters; `saved` may have more names.
+
+    The options of a group of parameters are those of its first one. Raises KeyError for a parameter that was
+    not saved.
+    """
+    names = {parameter: name for name, parameter in named}
+    for optimizer in optimizers:
+        own = optimizer.state_dict()   # with numbers in the place of parameters
+        state = {}
+        for group, numbered in zip(optimizer.param_groups, own['param_groups'], strict=True):
+            of_group = [names[parameter] for parameter in group['params']]
+            for name, number in zip(of_group, numbered['params'], strict=True):
+                if name not in saved['options']:
+                    raise KeyError(f'the checkpoint has no optimizer state of {name}: was it saved with this model?')
+                if name in saved['state']:
+                    state[number] = saved['state'][name]
+            numbered.update(saved['options'][of_group[0]] if of_group else {})
+        optimizer.load_state_dict({'state': state, 'param_groups': own['param_groups']})

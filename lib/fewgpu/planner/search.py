@@ -1,0 +1,163 @@
+"""Every way at its best knobs, ranked: a small search over closed forms, whose size does not grow with the
+devices.
+
+    ranked = rank(Task(known('gpt-2.2B'), preset('v100-16', devices=64), batch=512))
+    ranked[0].name, ranked[0].samples_per_second, ranked[0].memory_bytes, ranked[0].parts
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from fewgpu.planner import way_pipeline, way_zero
+from fewgpu.planner.way_why import why
+from fewgpu.planner.ways import Prediction, Setting, Task
+
+Knobs = Callable[[Task], Iterator[Setting]]
+
+
+def powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to `most`, and `most` itself."""
+    return [*(2**k for k in range(most.bit_length()) if 2**k < most), most]
+
+
+def halvings(most: int) -> list[int]:
+    """Powers of two, and `most`, `most` // 2, `most` // 4, ...: those of twice as many contain them."""
+    return sorted({*powers(most), *(most >> k for k in range(most.bit_length()))})
+
+
+def stage_counts(task: Task, room: int) -> list[int]:
+    """2^k and 3 2^k, up to so many devices or the layers, and that number itself."""
+    most = min(room, len(task.model.layers))
+    return sorted({*powers(most), *(3 * 2**k for k in range(most.bit_length()) if 3 * 2**k < most)})
+
+
+def _rows(task: Task, setting: Setting, kinds: tuple[str, ...]) -> Iterator[Setting]:
+    """The setting with every size of micro-batches and every recompute."""
+    most = -(-task.batch // setting.replicas)
+    if setting.schedule == '2bw':   # updates after at least as many micro-batches as there are stages
+        most //= setting.stages
+    for recompute in kinds if most else ():
+        for rows in powers(most):
+            one = replace(setting, rows=rows, recompute=recompute)
+            if setting.schedule != '2bw' or one.chunks(task.batch) >= setting.stages:
+                yield one
+
+
+def _replicas(task: Task, share: int = 1) -> int:
+    """How many replicas of `share` devices each there can be, and have samples."""
+    return min(task.cluster.devices // share, task.batch)
+
+
+def _plain(task: Task) -> Iterator[Setting]:
+    yield from _rows(task, Setting(), ('never', 'layers'))
+
+
+def _data(task: Task, **knobs: int | bool) -> Iterator[Setting]:
+    for replicas in halvings(_replicas(task)):
+        yield from _rows(task, Setting(replicas=replicas, **knobs), ('never', 'layers'))
+
+
+def _pipeline(task: Task, schedule: str) -> Iterator[Setting]:
+    for stages in stage_counts(task, task.cluster.devices)[1:] or [1]:
+        kinds = ('never', 'layers', 'stages') if stages > 1 and schedule != 'one at a time' else ('never', 'layers')
+        yield from _rows(task, Setting(stages=stages, schedule=schedule), kinds)
+
+
+def _grid(task: Task, schedule: str, tensors: list[int], least: int = 2) -> Iterator[Setting]:
+    """Tensor ranks x stages x replicas, with at least so many stages and replicas where there are devices
+    for it."""
+    for tensor in tensors:
+        room = max(1, task.cluster.devices // tensor)
+        for stages in stage_counts(task, room):
+            kinds = ('never', 'layers', 'stages') if stages > 1 else ('never', 'layers')
+            for replicas in halvings(_replicas(task, tensor * stages)):
+                if min(stages, replicas) >= least or room < 4:
+                    grid = Setting(replicas=replicas, stages=stages, tensor=tensor, schedule=schedule)
+                    yield from _rows(task, grid, kinds)
+
+
+def _tensor(task: Task, least: int) -> list[int]:
+    """Sizes of groups of tensor ranks: powers of two that divide the heads, and stay within a server."""
+    most = min(task.cluster.devices, task.cluster.per_server, task.model.heads)
+    sizes = [size for size in powers(most) if task.model.heads % size == 0 and size & (size - 1) == 0]
+    return [size for size in sizes if size >= least] or sizes[-1:]
+
+
+def _tensor_alone(task: Task) -> Iterator[Setting]:
+    for tensor in _tensor(task, 2):
+        yield from _rows(task, Setting(tensor=tensor), ('never', 'layers'))
+
+
+def _all_three(task: Task) -> Iterator[Setting]:
+    yield from _grid(task, '1f1b', _tensor(task, 2), least=1)
+
+
+#: Every way: its knobs, and who predicts it. Of ways that are equally fast the first is preferred.
+WAYS: dict[str, tuple[Knobs, Callable[[str, Task, Setting], Prediction]]] = {
+    'plain, one device': (_plain, way_pipeline.predict),
+    'data parallel': (_data, way_pipeline.predict),
+    'model parallel': (partial(_pipeline, schedule='one at a time'), way_pipeline.predict),
+    'GPipe': (partial(_pipeline, schedule='gpipe'), way_pipeline.predict),
+    '1F1B': (partial(_pipeline, schedule='1f1b'), way_pipeline.predict),
+    '2BW': (partial(_pipeline, schedule='2bw'), way_pipeline.predict),
+    '1F1B x data': (partial(_grid, schedule='1f1b', tensors=[1]), way_pipeline.predict),
+    '2BW x data': (partial(_grid, schedule='2bw', tensors=[1]), way_pipeline.predict),
+    'tensor parallel': (_tensor_alone, way_pipeline.predict),
+    'tensor x 1F1B x data': (_all_three, way_pipeline.predict),
+    'ZeRO-1': (partial(_data, zero=1), way_zero.predict),
+    'ZeRO-2': (partial(_data, zero=2), way_zero.predict),
+    'ZeRO-3': (partial(_data, zero=3), way_zero.predict),
+    'offload': (partial(_data, zero=3, offload=True), way_zero.predict),
+}
+
+
+def best(way: str, task: Task) -> Prediction:
+    """A way at the knobs that fit and are fastest; if none fit, at those that need least memory.
+
+    Raises ValueError with the names if there is no such way, and if the samples are too few for it.
+    """
+    if way not in WAYS:
+        raise ValueError(f"there is no way {way!r}; choose from {', '.join(WAYS)}")
+    knobs, predict = WAYS[way]
+    found = [predict(way, task, setting) for setting in knobs(task)]
+    if not found:
+        raise ValueError(f'{way} needs more samples than stages and replicas: take a batch above {task.batch}')
+    return _best(found)
+
+
+def _best(found: list[Prediction]) -> Prediction:
+    fitting = [one for one in found if one.fits]
+    if fitting:
+        return min(fitting, key=lambda one: (one.step, one.setting.devices, one.memory_bytes))
+    return min(found, key=lambda one: (one.beyond, one.memory_bytes, one.step))
+
+
+def _with_most_devices(one: Prediction) -> Prediction:
+    """The same way, made to use as many devices as it can: why more are no help."""
+    knobs, predict = WAYS[one.name]
+    settings = list(knobs(one.task))
+    most = max(setting.devices for setting in settings)
+    return _best([predict(one.name, one.task, setting) for setting in settings if setting.devices == most])
+
+
+def ways_for(task: Task) -> list[str]:
+    """Those that the task can take: layers are split among tensor ranks by their heads, and each replica,
+    and each stage under 2BW, needs a sample."""
+    return [way for way, (knobs, _) in WAYS.items()
+            if (task.model.heads > 1 or not way.startswith('tensor')) and any(True for _ in knobs(task))]
+
+
+def rank(task: Task, *, stale: bool = True) -> list[Prediction]:
+    """All ways, the fastest that fits first, those that do not fit last, each with its sentence `why`.
+
+    `stale`: also ways whose updates use gradients of older weights (2BW).
+    """
+    names = [way for way in ways_for(task) if stale or not way.startswith('2BW')]
+    ranked = sorted((best(way, task) for way in names), key=_order)
+    return [replace(one, why=why(one, _with_most_devices(one))) for one in ranked]
+
+
+def _order(one: Prediction) -> tuple[bool, float]:
+    """Speeds that differ by rounding are equal."""
+    return not one.fits, float(f'{one.step:.9g}') if one.fits else one.memory_bytes

@@ -1,0 +1,184 @@
+"""Tensor parallelism: one layer on several ranks, each of which holds a part of its weights.
+
+A linear layer is cut by its outputs (columns of W^T) or by its inputs (rows); one after the other they
+need no exchange in between, which is how an MLP and an attention are cut:
+
+                  ┌─► x A_0 ─► GELU ─► h_0 B_0 ─┐
+    x ──► f ──────┤         rank 0              ├─ g (sum) ──► y       f: forward nothing, backward all-reduce
+                  └─► x A_1 ─► GELU ─► h_1 B_1 ─┘                      g: forward all-reduce, backward nothing
+                            rank 1
+
+Shoeybi et al. 2019 (Megatron-LM, arXiv 1909.08053); of a transformer block every micro-batch moves
+8 b s h (t-1)/t elements a rank (arXiv 2104.04473, section 3.2): an all-reduce of b s h elements, of
+which a rank sends 2 (t-1)/t, twice in the forward and twice in the backward.
+
+Every rank of the group is given the same inputs and has the same outputs; dropout behind `g` draws the
+same masks on all ranks if their generators are at the same point (so does a Pipeline's).
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fewgpu.collectives import Group, all_gather, all_reduce
+
+
+class _CopyToRanks(torch.autograd.Function):
+    """f of the picture above."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        all_reduce(gradient, ctx.group)
+        return gradient, None
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """g of the picture above."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        x = x.clone(memory_format=torch.contiguous_format)
+        all_reduce(x, group)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _GatherLast(torch.autograd.Function):
+    """The parts of all ranks, side by side along the last dimension; backward takes the own part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size)]
+        parts[group.rank].copy_(x)
+        all_gather(parts, group)
+        return torch.cat(parts, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.chunk(ctx.group.size, dim=-1)[ctx.group.rank].contiguous(), None
+
+
+def copy_to_ranks(x: Tensor, group: Group) -> Tensor:
+    """f: x for every rank's part of a layer; backward adds up what comes back from all of them."""
+    return _CopyToRanks.apply(x, group)
+
+
+def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
+    """g: the sum of every rank's x; backward passes the gradient on."""
+    return _SumOverRanks.apply(x, group)
+
+
+def gather_last(x: Tensor, group: Group) -> Tensor:
+    """... x n on every rank -> ... x (size n): what `ColumnLinear` cut, put together again."""
+    return _GatherLast.apply(x, group)
+
+
+class Cut(NamedTuple):
+    """How a plain parameter is shared out: along `dim`, after cutting it into so many equal `sections`, each of
+    which is shared out (queries, keys and values, one above the other in one weight, are 3)."""
+
+    dim: int = 0
+    sections: int = 1
+
+    def own(self, whole: Tensor, group: Group) -> nn.Parameter:
+        """This rank's share, a parameter with memory of its own.
+
+        Raises ValueError if it cannot be shared out evenly.
+        """
+        if whole.shape[self.dim] % (group.size * self.sections):
+            raise ValueError(f'{whole.shape[self.dim] // self.sections} cannot be shared out to {group.size} ranks evenly '
+                             f'(of a parameter of shape {tuple(whole.shape)}): choose a number of ranks that divides it')
+        parts = [section.chunk(group.size, self.dim)[group.rank]
+                 for section in whole.detach().chunk(self.sections, self.dim)]
+        return nn.Parameter(torch.cat(parts, self.dim).contiguous(), requires_grad=whole.requires_grad)
+
+    def whole(self, own: Tensor, group: Group) -> Tensor:
+        """The plain tensor, from every rank's share; all ranks call it."""
+        shares = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(group.size)]
+        shares[group.rank].copy_(own.detach())
+        all_gather(shares, group)
+        sections = zip(*(share.chunk(self.sections, self.dim) for share in shares))
+        return torch.cat([part for section in sections for part in section], self.dim)
+
+
+class Sharded(nn.Module):
+    """A layer of which this rank holds a part. `cuts` tells which of its parameters are cut, and how; the
+    others are whole, and the same on all ranks."""
+
+    def __init__(self, group: Group, **cuts: Cut) -> None:
+        super().__init__()
+        self.group, self.cuts = group, cuts
+
+    def take(self, name: str, whole: Tensor | None) -> None:
+        """Make this rank's share of a plain parameter (or None) the parameter of that name."""
+        if whole is None:
+            own = None
+        elif name in self.cuts:
+            own = self.cuts[name].own(whole, self.group)
+        else:
+            own = nn.Parameter(whole.detach().clone(), requires_grad=whole.requires_grad)
+        self.register_parameter(name, own)
+
+
+class ColumnLinear(Sharded):
+    """A linear layer cut by its outputs: ... x in -> ... x out/size (this rank's), or all with `gather`.
+
+    With `sections` outputs are that many groups, each of which is cut: see `Cut`.
+    """
+
+    def __init__(self, linear: nn.Linear, group: Group, *, sections: int = 1, gather: bool = False) -> None:
+        super().__init__(group, weight=Cut(0, sections), bias=Cut(0, sections))
+        self.gather = gather
+        self.take('weight', linear.weight)
+        self.take('bias', linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.linear(copy_to_ranks(x, self.group), self.weight, self.bias)
+        return gather_last(y, self.group) if self.gather else y
+
+
+class RowLinear(Sharded):
+    """A linear layer cut by its inputs: ... x in/size (this rank's) -> ... x out, the same on all ranks."""
+
+    def __init__(self, linear: nn.Linear, group: Group) -> None:
+        super().__init__(group, weight=Cut(1))
+        self.take('weight', linear.weight)
+        self.take('bias', linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = sum_over_ranks(nn.functional.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias   # once, not once a rank
+
+
+def plain_state_dict(module: nn.Module) -> dict[str, Tensor]:
+    """The state_dict of the plain module, whole; all ranks of the group call it."""
+    state = module.state_dict()
+    for prefix, part in module.named_modules():
+        for name, cut in part.cuts.items() if isinstance(part, Sharded) else ():
+            key = f'{prefix}.{name}' if prefix else name
+            if key in state:   # a bias that is None is not
+                state[key] = cut.whole(state[key], part.group)
+    return state
+
+
+def load_plain_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Take this rank's parts out of a plain module's state_dict; raises as torch does if one is missing."""
+    own = dict(state)
+    for prefix, part in module.named_modules():
+        for name, cut in part.cuts.items() if isinstance(part, Sharded) else ():
+            key = f'{prefix}.{name}' if prefix else name
+            if key in own:
+                own[key] = cut.own(own[key], part.group).detach()
+    module.load_state_dict(own)

@@ -1,0 +1,193 @@
+"""Two weight versions, one update of delay: PipeDream-2BW between fast and frugal
+
+PipeDream-2BW (arXiv 2006.09503) never flushes either, but lets gradients add up over a mini-batch and
+keeps two versions of the weights, whatever the depth. It is held against synchronous training, PipeDream,
+GPipe, a flush (1F1B) and model parallelism: losses on MNIST, throughput, memory.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import fmean, median
+
+import torch
+from matplotlib.figure import Figure
+from rich.table import Table
+from torch import nn
+
+from fewgpu import Pipeline, get_devices, plot
+from fewgpu.schedule import (Schedule, gpipe, one_f_one_b, pipedream, two_bw, versions_alive, with_recompute,
+                             with_updates)
+from fewgpu.schedule.long_runs import following
+from fewgpu.simulate import Costs, simulate
+from fewgpu.workshop.demos import Show
+from fewgpu.workshop.digits import Batch, accuracy, mini_batches, network, smooth, unseen_digits
+
+STAGES, ROWS, CHUNKS, RATE, RUN = 4, 64, 4, 0.1, 240
+METHODS = ('model parallelism', 'GPipe', 'flush (1F1B)', 'PipeDream', '2BW')
+WEIGHTS, STASH, INPUT = 8, 4, 1   # of all stages, in units of memory, for virtual time
+Point = tuple[float, float]       # throughput, memory
+
+
+def demo(show: Show) -> Figure:
+    show.say(f'Under 2BW a mini-batch is cut into {CHUNKS} micro-batches and updated once. Micro-batch k, counted '
+             f'from 1, takes weight version max(floor((k - 1) / {CHUNKS}) - 1, 0) on every stage, so that two '
+             f'versions suffice, and every gradient is one update late.')
+    used, kept = versions_used()
+    curves, found = trainings(mini_batches(RUN, ROWS))
+    virtual = {depth: in_virtual_time(depth) for depth in (4, 8)}
+    real = measured()
+    show.table(of_trainings(curves, found))
+    show.table(of_costs(virtual, real))
+    verdicts(show, used, kept, curves, found, virtual, real)
+    return picture(curves, virtual)
+
+
+def versions_used() -> tuple[list[int], list[int]]:
+    """Of micro-batches 1 to 16 on the first stage in a real run, and how many weights each stage held."""
+    width, devices = 64, get_devices(STAGES, kind='cpu')
+    for device in devices:
+        device.meter()
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(STAGES)))
+    pipeline = Pipeline(model, [1] * STAGES, schedule='2bw', chunks=CHUNKS, loss_fn=nn.functional.mse_loss,
+                        devices=devices, optimizer=partial(torch.optim.SGD, lr=0.1))
+    rows = torch.zeros(CHUNKS, width)
+    pipeline.train([(rows, rows)] * 4)
+    trace = pipeline.trace
+    kept = [max(span.live // (4 * width * width) for span in spans if span.op.kind == 'U') for spans in trace.rows]
+    return [span.version for span in trace.rows[0] if span.op.kind == 'B'], kept
+
+
+def trainings(batches: Sequence[Batch]) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Losses a mini-batch, and the accuracy at the end, of the same network and samples."""
+    curves, found, unseen = {}, {}, unseen_digits()
+    for name, schedule, chunks in (('synchronous', '1f1b', CHUNKS), ('2BW', '2bw', CHUNKS),
+                                   ('PipeDream', 'pipedream', 1)):
+        model = network(STAGES)
+        losses = Pipeline(model, [1] * STAGES, schedule=schedule, chunks=chunks,
+                          devices=get_devices(STAGES, kind='cpu'), loss_fn=nn.functional.cross_entropy,
+                          optimizer=partial(torch.optim.SGD, lr=RATE)).train(batches)
+        curves[name], found[name] = [loss.item() for loss in losses], accuracy(model, unseen)
+    return curves, found
+
+
+def runs(depth: int, chunks: int, count: int) -> dict[str, Schedule]:
+    """`count` mini-batches by every method; a backward follows a recompute, except without pipeline."""
+    flushing: dict[str, Callable[[int, int], Schedule]] = {'GPipe': gpipe, 'flush (1F1B)': one_f_one_b}
+    made = {'model parallelism': following([with_updates(gpipe(depth, 1))] * (count * chunks))}
+    made |= {name: following([with_updates(with_recompute(make(depth, chunks), 'always'))] * count)
+             for name, make in flushing.items()}
+    made['PipeDream'] = pipedream(depth, chunks * count)
+    made['2BW'] = with_recompute(two_bw(depth, chunks * count, update_every=chunks), 'always')
+    return made
+
+
+def in_virtual_time(depth: int) -> dict[str, Point]:
+    """Micro-batches a unit of time, and the most that lives on a device, of eight mini-batches of two
+    micro-batches a stage. Stages divide weights, work and stashes; a backward takes two forwards."""
+    chunks, count = 2 * depth, 8
+    costs = Costs(F=1 / depth, B=2 / depth, weights=WEIGHTS / depth, stash=STASH / depth + INPUT, input=INPUT)
+    points = {}
+    for name, run in runs(depth, chunks, count).items():
+        timeline = simulate(run, costs)
+        points[name] = chunks * count / timeline.makespan, max(map(timeline.peak, range(depth)))
+    return points
+
+
+def measured() -> dict[str, Point]:
+    """Samples a second on two paced devices (medians of three rounds, in turn), and the fullest one's peak
+    in MB, counted by the ledger in a run of its own."""
+    chunks, rows, layers = 4, 256, 10
+    rounds: dict[str, list[float]] = {name: [] for name in METHODS}
+    batch = torch.randn(chunks * rows, 256), torch.randn(chunks * rows, 256)
+    plans = {'model parallelism': ('gpipe', 1, 'never'), 'GPipe': ('gpipe', chunks, 'always'),
+             'flush (1F1B)': ('1f1b', chunks, 'always'), 'PipeDream': ('pipedream', chunks, 'never'),
+             '2BW': ('2bw', chunks, 'always')}
+    peaks, made = {}, {}
+    for name, (schedule, cut, checkpoint) in plans.items():
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(layers)))
+        devices = get_devices(2, kind='cpu', pace=0.25)
+        made[name] = Pipeline(model, [layers // 2] * 2, schedule=schedule, chunks=cut, checkpoint=checkpoint,
+                              devices=devices, loss_fn=nn.functional.mse_loss,
+                              optimizer=partial(torch.optim.SGD, lr=0.01))
+        for device in devices:
+            device.meter()
+        made[name].train([batch] * 3)
+        peaks[name] = max(device.ledger.peak for device in devices) / 1e6
+        for device in devices:
+            device.unmeter()
+    for _ in range(3):
+        for name, pipeline in made.items():
+            pipeline.train([batch] * 3)
+            rounds[name].append(3 * chunks * rows / pipeline.trace.makespan)
+    return {name: (median(rounds[name]), peaks[name]) for name in METHODS}
+
+
+def of_trainings(curves: dict, found: dict) -> Table:
+    table = Table(title=f'{STAGES} stages, learning rate {RATE}, {RUN} mini-batches of {ROWS}', title_justify='left')
+    for heading in ('', 'mean loss', 'of the last quarter', 'accuracy, unseen'):
+        table.add_column(heading, justify='right' if heading else 'left')
+    for name, losses in curves.items():
+        table.add_row(name, f'{fmean(losses):.3f}', f'{fmean(losses[-RUN // 4:]):.3f}', f'{found[name]:.1%}')
+    return table
+
+
+def of_costs(virtual: dict[int, dict[str, Point]], real: dict[str, Point]) -> Table:
+    table = Table(title='Throughput, and memory of the fullest device', title_justify='left',
+                  caption='virtual time: micro-batches a unit; weights 8, activations 4, inputs 1 a stash. Paced: a '
+                          'device computes at a quarter of its speed', caption_justify='left')
+    table.add_column('')
+    for depth in virtual:
+        table.add_column(f'virtual, {depth} devices', justify='right')
+    table.add_column('measured, 2 paced devices', justify='right')
+    for name in METHODS:
+        table.add_row(name, *(f'{points[name][0]:.2f}   {points[name][1]:5.1f}' for points in virtual.values()),
+                      f'{real[name][0]:,.0f} samples/s   {real[name][1]:5.2f} MB')
+    return table
+
+
+def verdicts(show: Show, used: list[int], kept: list[int], curves: dict, found: dict,
+             virtual: dict[int, dict[str, Point]], real: dict[str, Point]) -> None:
+    rule = [max((k - 1) // CHUNKS - 1, 0) for k in range(1, 17)]
+    deep = versions_alive(pipedream(STAGES, 16))[0]
+    show.claims.test('C28', used == rule and kept == [2] * STAGES,
+                     f'Micro-batches 1 to 16 took versions {", ".join(map(str, used))}. Every stage held '
+                     f'{max(kept)} versions, counted in bytes; PipeDream has {deep} on the first.')
+    first, late = ({name: fmean(curves[name][part]) for name in ('2BW', 'synchronous')}
+                   for part in (slice(RUN // 4), slice(-RUN // 4, None)))
+    show.claims.test(
+        'C29', abs(found['2BW'] - found['synchronous']) < 0.02 and late['2BW'] < 1.1 * late['synchronous'],
+        f'After {RUN * ROWS:,} samples: accuracy {found["2BW"]:.1%} against {found["synchronous"]:.1%}; loss of the '
+        f'last quarter {late["2BW"]:.3f} against {late["synchronous"]:.3f}.',
+        because=f'One update of delay costs a little at the start (first quarter {first["2BW"]:.2f} against '
+                f'{first["synchronous"]:.2f}). A small network, one seed, and a learning rate that suits both.')
+    fast_and_frugal = [name for points in (*virtual.values(), real) for name in METHODS
+                       if dominates(points[name], [points[other] for other in METHODS if other != name])]
+    points = virtual[8]
+    between = (points['flush (1F1B)'][0] < points['2BW'][0] <= points['PipeDream'][0]
+               and points['flush (1F1B)'][1] < points['2BW'][1] < points['PipeDream'][1])
+    show.claims.test(
+        'C30', not fast_and_frugal and between,
+        f'None of the five methods is both fastest and smallest, on two, four or eight devices. On eight, in '
+        f'virtual time: PipeDream {points["PipeDream"][0]:.2f} micro-batches a unit in {points["PipeDream"][1]:.1f} '
+        f'of memory, 2BW {points["2BW"][0]:.2f} in {points["2BW"][1]:.1f}, the flush '
+        f'{points["flush (1F1B)"][0]:.2f} in {points["flush (1F1B)"][1]:.1f}.', by='the simulator',
+        because='2BW, the flush and GPipe recompute here, as the paper does to be frugal: a third more work.')
+
+
+def dominates(one: Point, others: Sequence[Point]) -> bool:
+    """Is it at least as fast as all the others, and at least as small?"""
+    return all(one[0] >= other[0] and one[1] <= other[1] for other in others)
+
+
+def picture(curves: dict[str, list[float]], virtual: dict[int, dict[str, Point]]) -> Figure:
+    figure = plot.Picture(figsize=(9.0, 6.4), layout='constrained')
+    above, below = figure.subfigures(2, height_ratios=[3, 2])
+    plot.lines({name: ([*range(0, RUN, 5)], smooth(losses)[::5]) for name, losses in curves.items()},
+               above.add_subplot(), title='Losses of the same network on the same samples', x='mini-batches',
+               y='mean of the last 20')
+    fast, small = below.subplots(1, 2)
+    plot.bars({name: point[0] for name, point in virtual[8].items()}, fast, write='{:.2f}',
+              title='8 devices: micro-batches a unit of time')
+    plot.bars({name: point[1] for name, point in virtual[8].items()}, small, write='{:.1f}',
+              title='Memory of the fullest device')
+    return figure

@@ -1,0 +1,247 @@
+"""ZeRO: replicas that share out what each would hold again: optimizer states, gradients, parameters.
+
+    model = ZeRO(module, stage=3, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3))
+    loss_fn(model(inputs), targets).backward()          # on every rank, with rows of its own
+    model.step()
+
+    bytes a rank, of Psi parameters, N ranks      parameters  gradients  optimizer    a step sends
+    plain data parallelism                             2 Psi      2 Psi      K Psi           2 Psi
+    stage 1, optimizer states                          2 Psi      2 Psi    K Psi/N           2 Psi
+    stage 2, gradients too                             2 Psi    2 Psi/N    K Psi/N           2 Psi
+    stage 3, parameters too                          2 Psi/N    2 Psi/N    K Psi/N           3 Psi
+
+(Rajbhandari et al., arXiv 1910.02054, sections 5 and 7. The 2s are bytes of half precision; K = 12, a
+precise copy, momentum and variance. What is sent: numbers, times (N-1)/N.)
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
+
+from fewgpu.buckets import average
+from fewgpu.collectives import Group, all_gather
+from fewgpu.gathering import Gathering
+from fewgpu.shards import Line
+from fewgpu.units import make_units, start_alike
+from fewgpu.zero_bytes import bytes_per_rank
+from fewgpu.zero_optimizer import clip, made, spread_overflow
+from fewgpu.zero_state import load_optimizer_state, optimizer_state
+
+__all__ = ['ZeRO', 'bytes_per_rank']
+
+
+class ZeRO(nn.Module):
+    """`ZeRO(module, stage=..., optimizer=...)` trains as `module` would on the rows of all ranks.
+
+    The children of the module (of an nn.Sequential, the layers) are its units: gathered, reduced and
+    freed as a whole. Choose children that are large enough to be worth a message, and small enough
+    that two or three fit beside the rest. In stage 3 the parameters between forwards are shapes on
+    torch's device 'meta'; `state_dict()` has their values.
+
+    - `backward` adds to the gradients, until `step` uses and drops them, that of the mean over all
+      ranks' rows: a rank with n of N rows counts n/N. Rows are counted as by DataParallel, or `rows`.
+      Scale losses of several backwards before a step by their shares of the mini-batch.
+      In stage 1 gradients move once, in `step`; in stages 2 and 3 in every backward, unless `no_sync`.
+    - The optimizer is made over this rank's shard of every unit, a flat tensor: it must treat each
+      number alone, as SGD, Adam, AdamW, RMSprop and Adagrad do. Optimizers that look at a parameter
+      as a whole (LAMB, LARS: its norm; Adafactor, Muon: its rows) are wrong here.
+    - A parameter without a gradient counts as one with zeros. Those that need none stay whole on every
+      rank, as buffers do. Running statistics of batch norm are averaged in `step`.
+    - `precision=torch.bfloat16`: parameters, buffers, floating-point inputs and gradients have this
+      dtype, and each shard a float32 copy, which the optimizer trains. Autocast works, too, but its
+      rounded copies of the parameters live until the backward.
+    - All ranks do the same forwards and backwards, and use the units in the same order.
+
+    Args:
+        module: the same on all ranks; it belongs to the model from then on. All start as rank 0.
+        stage: 1, 2 or 3.
+        optimizer: makes one for the parameters that it is given.
+        precision: what to compute with, if not with what the module has.
+        ahead: gather the next unit while one computes (stage 3).
+        group: the process group of the replicas, by default all ranks.
+        time_limit: bounds every wait for another rank, in seconds.
+
+    Raises ValueError for modules that cannot be shared out. What waits for a rank that died raises
+    PeerError, which names it.
+    """
+
+    def __init__(self, module: nn.Module, *, stage: int,
+                 optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+                 precision: torch.dtype | None = None, ahead: bool = True,
+                 group: dist.ProcessGroup | None = None, time_limit: float = 60.0) -> None:
+        super().__init__()
+        if stage not in (1, 2, 3):
+            raise ValueError(f'stage is 1, 2 or 3, not {stage!r}; DataParallel is stage 0')
+        self.rows: int | None = None   #: rows of the next forwards; None: look at the inputs
+        self.stage, self._precision = stage, precision
+        # The module's own tables, and not the module as a child, so that names stay what they are.
+        self.__dict__['module'] = module
+        for table in ('_parameters', '_buffers', '_modules', '_non_persistent_buffers_set'):
+            self.__dict__[table] = getattr(module, table)
+        self.training = module.training
+        whole = Group(group)   # only asked who its ranks are
+        self._line = Line(Group(dist.new_group(dist.get_process_group_ranks(whole.process_group),
+                                               use_local_synchronization=group is not None), time_limit))
+        start_alike(module, self._line)
+        owners = make_units(module, self._line, stage, precision)
+        self.units = [unit for _, unit in owners]
+        self._gathering = Gathering(owners, self._line, ahead=ahead, sync=stage > 1)
+        self._norms = [norm for norm in module.modules()
+                       if isinstance(norm, _BatchNorm) and norm.running_mean is not None]
+        self.optimizer = made(optimizer, [unit.trained for unit in self.units])
+
+    @property
+    def bytes_sent(self) -> int:
+        """By this rank so far, for parameters and gradients."""
+        return self._line.group.bytes_sent
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The module's output."""
+        if torch.is_grad_enabled():
+            rows = _rows_of((inputs, named)) if self.rows is None else self.rows
+            self._gathering.weight = self._line.submit(self._weight_of, rows)
+        inputs, named = pytree.tree_map_only(torch.Tensor, self._rounded, (inputs, named))
+        try:
+            return self.module(*inputs, **named)
+        finally:
+            self._gathering.end()
+
+    def _weight_of(self, rows: int) -> float:
+        every = [torch.tensor([rows], device=self.units[0].trained.device)
+                 for _ in range(self._line.group.size)]
+        all_gather(every, self._line.notes)
+        total = int(sum(every))
+        return rows / total if total else 1 / len(every)
+
+    def _rounded(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._precision) if self._precision and tensor.is_floating_point() else tensor
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """What is forwarded in here only gathers on this rank, whole, until `step` or a backward of
+        what was forwarded outside: fewer messages, and the memory of stage 1."""
+        before, self._gathering.sync = self._gathering.sync, False
+        try:
+            yield
+        finally:
+            self._gathering.sync = before
+
+    # The update
+
+    def step(self, scaler: 'torch.amp.GradScaler | None' = None) -> None:
+        """Update the parameters, and drop the gradients.
+
+        With a `scaler` this is its `step(optimizer)`: the update is skipped on all ranks if a gradient
+        of any rank is not finite. Call `scaler.update()` afterwards. Raises RuntimeError without a
+        gradient.
+        """
+        gradients = self._collect()
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            spread_overflow(gradients, self._line)
+            scaler.step(self.optimizer)
+        self.zero_grad()
+        jobs = [unit.refresh() for unit in self.units]
+        self._average_statistics()
+        for job in jobs:
+            job.result() if job else None
+
+    def unscale(self, scaler: torch.amp.GradScaler) -> None:
+        """Before `clip_grad_norm`: `scaler.unscale_`, which on all ranks finds the same."""
+        spread_overflow(self._collect(), self._line)
+        scaler.unscale_(self.optimizer)
+
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        """As torch.nn.utils.clip_grad_norm_ over the whole model: scale the gradients so that their
+        norm is at most `max_norm`; returns the norm before."""
+        return clip(self._collect(), max_norm, self._line)
+
+    def _collect(self) -> list[torch.Tensor]:
+        """The gradients of all ranks, of this rank's shards."""
+        for unit in self.units:
+            unit.reduce()
+        self._line.wait()
+        for unit in self.units:
+            unit.hand_over()
+        gradients = [unit.trained.grad for unit in self.units if unit.trained.grad is not None]
+        if not gradients:
+            raise RuntimeError('there is no gradient to update with: call backward on a loss that '
+                               'depends on the model before each step')
+        return gradients
+
+    def _average_statistics(self) -> None:
+        changed = [statistic for norm in self._norms if norm.training
+                   for statistic in (norm.running_mean, norm.running_var)]
+        if changed:
+            weight = self._gathering.weight.result()
+            self._line.do(partial(average, changed, self._line.notes, weight))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients."""
+        for unit in self.units:
+            unit.drop_gradients()
+
+    # States, under the names of the plain module
+
+    @contextmanager
+    def _with_values(self) -> Iterator[list[list[torch.Tensor]]]:
+        """Inside, the module's parameters are whole, as they are trained."""
+        with ExitStack() as places:
+            values = [unit.values() for unit in self.units]
+            for unit, tensors in zip(self.units, values):
+                places.enter_context(unit.place(tensors))
+            yield values
+
+    def state_dict(self, *args: Any, **named: Any) -> dict[str, Any]:
+        """That of the plain module, whole, on every rank; every rank calls it. With a precision the
+        parameters are the float32 copies."""
+        with self._with_values():
+            return super().state_dict(*args, **named)
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """That of the plain module. Every rank calls it, with the same."""
+        if assign:
+            raise ValueError('shards cannot be assigned whole tensors: leave assign=True out')
+        with self._with_values() as values:
+            missing = super().load_state_dict(state_dict, strict)
+            jobs: list[Future | None] = []
+            for unit, tensors in zip(self.units, values):
+                unit.trained.detach().copy_(unit.own(unit.flat_of(tensors)))
+                jobs.append(unit.refresh())
+        for job in jobs:
+            job.result() if job else None
+        return missing
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's state by parameter, whole, on every rank; every rank calls it:
+        {'state': {name: {'exp_avg': tensor like the parameter, ...}}, 'param_groups': [...]}."""
+        return optimizer_state(self.optimizer, self.units)
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """What `optimizer_state` gave, on any number of ranks and in any stage. Raises ValueError if
+        it belongs to other parameters."""
+        load_optimizer_state(self.optimizer, self.units, state)
+
+    def train(self, mode: bool = True) -> 'ZeRO':
+        """As for the module."""
+        self.training = mode
+        self.module.train(mode)
+        return self
+
+    def _apply(self, *_: Any, **__: Any) -> 'ZeRO':
+        raise RuntimeError('shards stay where they are and what they are: move or convert the module '
+                           'before ZeRO(module, ...)')
+
+
+def _rows_of(inputs: Any) -> int:
+    return next((len(leaf) for leaf in pytree.tree_leaves(inputs)
+                 if isinstance(leaf, torch.Tensor) and leaf.dim()), 1)

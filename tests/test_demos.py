@@ -1,0 +1,67 @@
+"""Demonstrations: each runs, says what it found about its claims, and its picture can be read."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import fewgpu.workshop.__main__ as workshop
+from fewgpu.workshop import demo, demos
+from fewgpu.workshop.claims import TEXTS, Finding
+from fewgpu.workshop.demos import DEMOS, Show, summary
+from tests.pictures import faults
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(workshop.build(['demo']), ['demo', *map(str, arguments)], env={'COLUMNS': '100'})
+
+
+def test_every_module_of_the_package_is_listed_and_nothing_else():
+    modules = {path.stem for path in Path(demos.__file__).parent.glob('*.py')} - {'__init__'}
+    assert sorted(name.replace('-', '_') for name in DEMOS) == sorted(modules)
+    listed = invoke()
+    assert listed.exit_code == 0
+    for name in DEMOS:
+        assert re.search(rf'^{name} ', listed.output, re.MULTILINE)
+        assert len(summary(name)) > 20 and not summary(name).endswith('.')
+
+
+def test_an_unknown_name_is_answered_with_those_there_are():
+    answer = invoke('zeroo')
+    assert answer.exit_code == 2
+    assert 'there is no demo zeroo' in re.sub(r'[│\s]+', ' ', answer.output) and DEMOS[0] in answer.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', DEMOS)
+def test_a_demo_runs_and_tells_what_it_found(name, monkeypatch, tmp_path):
+    pictures = []
+    monkeypatch.setattr(demo, 'run', lambda *args: pictures.append(demos.run(*args)) or pictures[-1])
+    report = tmp_path / 'report.json'
+    answer = invoke(name, '--out', tmp_path, '--report', report)
+
+    assert answer.exit_code == 0, answer.output
+    found = [Finding(*fields) for fields in json.loads(report.read_text())]
+    assert found and {one.claim for one in found} <= TEXTS.keys()
+    assert all(one.found and one.because for one in found)
+    assert (tmp_path / f'demo-{name}.png').stat().st_size > 10_000
+    assert faults(pictures[0]) == []
+
+
+def test_the_table_of_all_has_a_row_a_claim_and_tells_of_failures(capsys):
+    console = Console(width=200)
+    console.print(demo.table({'zero': [Finding('C39', True, '4.0 MB', because='padding'), Finding('C40', None, '?')],
+                              'hydra': None}))
+    said = capsys.readouterr().out
+    assert 'C39' in said and '4.0 MB' in said and 'padding' in said and 'not decided here' in said
+    assert re.search(r'hydra .* failed', said)
+
+
+def test_what_a_demo_notes_is_what_is_reported(capsys):
+    show = Show(Console())
+    show.claims.test('P01', False, 'nothing of it', because='why')
+    assert list(show.claims) == [Finding('P01', False, 'nothing of it', '', 'why')]
+    assert 'why' in capsys.readouterr().out

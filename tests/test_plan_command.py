@@ -1,0 +1,153 @@
+"""`./workshop.py plan`: what it prints and draws is what was predicted, and mistakes get one sentence."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fewgpu.planner.cluster import amount, preset
+from fewgpu.planner.known import KNOWN, known
+from fewgpu.planner.search import rank
+from fewgpu.planner.ways import Task
+from fewgpu.schedule import SCHEDULES
+from fewgpu.workshop import __main__
+from fewgpu.workshop.plan import described, show, to_run
+from fewgpu.workshop.plan_picture import KINDS, drawn, picture, timeline
+from tests.pictures import faults
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*arguments, **environment):
+    return CliRunner().invoke(__main__.build(['plan']), ['plan', *map(str, arguments)],
+                              env={'COLUMNS': '120', **environment})
+
+
+tasks = st.builds(lambda name, place, devices: Task(model := known(name), preset(place, devices=devices), model.batch),
+                  st.sampled_from(sorted(KNOWN)), st.sampled_from(('v100-16', 'a100-80', 'rtx3090-24')),
+                  st.sampled_from((1, 3, 8, 64, 1000)))
+
+
+@settings(max_examples=15, deadline=None)
+@given(tasks)
+def test_every_way_is_in_the_table_with_its_speed_memory_and_reason(task):
+    console = Console(record=True, width=400, file=open('/dev/null', 'w'))
+    ranked = rank(task)
+    show(console, task, ranked)
+    lines = console.export_text().splitlines()
+    for one in ranked:
+        row, reason = (line for line in lines if line.startswith(f'{one.name}  '))
+        assert amount(one.memory_bytes) in row and described(one) in row and one.why in reason
+        assert (f'{one.samples_per_second:,.4g}' in row) == one.fits and ('does not fit' in row) != one.fits
+
+
+@settings(max_examples=8, deadline=None)
+@given(tasks)
+def test_the_picture_can_be_read(task):
+    ranked = rank(task)
+    if ranked[0].fits:
+        assert faults(picture(ranked)) == []
+
+
+@settings(max_examples=20, deadline=None)
+@given(tasks)
+def test_bars_show_every_part_of_a_step_once(task):
+    shown = [part for names in KINDS.values() for part in names]
+    assert len(shown) == len(set(shown))
+    for one in rank(task):
+        assert set(one.parts) <= set(shown)
+
+
+@settings(max_examples=8, deadline=None)
+@given(tasks)
+def test_a_drawn_step_takes_as_long_as_predicted(task):
+    """Or a little less long: stages and messages that differ overlap better than the closed form says."""
+    for one in rank(task):
+        if one.fits and one.setting.schedule == '1f1b' and drawn(one) == one.setting.chunks(task.batch):
+            schedule = timeline(one)
+            if schedule:
+                predicted = one.step - one.parts['data link']
+                late = 1.01 if one.parts['stage link'] < one.parts['compute'] else 1.2   # messages longer than slots
+                assert 0.6 * predicted < schedule.makespan < late * predicted, one
+
+
+@settings(max_examples=8, deadline=None)
+@given(tasks)
+def test_the_kit_is_asked_to_draw_what_it_can(task):
+    for one in rank(task):
+        said = to_run(one)
+        if './workshop.py draw' in said:
+            words = said.split()
+            name = words[words.index('draw') + 1]
+            SCHEDULES[name](one.setting.stages, 4 * one.setting.stages)
+            assert f'--stages {one.setting.stages} ' in said
+
+
+def test_json_holds_every_way(tmp_path):
+    result = run('--model', 'resnet50', '--gpus', 4, '--json', '--out', tmp_path)
+    assert result.exit_code == 0, result.output
+    task = Task(known('resnet50'), preset('v100-16', devices=4), 2048)
+    assert [(one['way'], one['samples_per_second']) for one in json.loads(result.stdout)] == [
+        (one.name, one.samples_per_second) for one in rank(task)]
+    assert not list(tmp_path.iterdir())
+
+
+def test_flags_change_the_cluster():
+    flags = {'--memory': '80GB', '--bandwidth': '100Gbit/s', '--inside': '600GB/s', '--per-server': 4, '--latency': 2,
+             '--tflops': 300, '--efficiency': 0.5, '--host-bandwidth': '25GB/s', '--host-memory': '1TB',
+             '--disk-bandwidth': '3GB/s'}
+    result = run('--model', 'gpt-2.2B', '--gpus', 16, '--batch', 100, '--json', *(x for pair in flags.items() for x in pair))
+    cluster = preset('v100-16', devices=16, memory=80e9, between=12.5e9, inside=600e9, per_server=4, latency=2e-6,
+                     flops=300e12, efficiency=0.5, host_bandwidth=25e9, host_memory=1e12, disk_bandwidth=3e9)
+    assert [one['step_seconds'] for one in json.loads(result.stdout)] == [
+        one.step for one in rank(Task(known('gpt-2.2B'), cluster, 100))]
+
+
+def test_stale_ways_can_be_left_out():
+    names = [one['way'] for one in json.loads(run('--gpus', 8, '--no-stale', '--json').stdout)]
+    assert names and not any(name.startswith('2BW') for name in names)
+
+
+def test_a_picture_is_written(tmp_path):
+    result = run('--gpus', 64, '--out', tmp_path)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / 'plan-gpt-2.2B-64.png').stat().st_size > 1000
+
+
+def test_where_nothing_fits_nothing_wins(tmp_path):
+    result = run('--gpus', 1, '--memory', '1GB', '--model', 'gpt-175B', '--out', tmp_path)
+    assert result.exit_code == 0 and 'No way fits' in result.output and 'Fastest' not in result.output
+
+
+@pytest.mark.parametrize('flags, said', [
+    (['--model', 'gpt-9'], 'there is no model'), (['--model', 'no.py:f'], 'FILE.py:FUNCTION'), (['--gpus', 0], '--gpus'),
+    (['--memory', '16'], 'amount of memory'), (['--bandwidth', '10Gb/s'], 'bits or bytes'),
+    (['--cluster', 'x'], 'there is no cluster'), (['--batch', 0], 'at least one sample'),
+    (['--precision', 'int8'], 'mixed or fp32'), (['--efficiency', 2], 'efficiency'), (['--per-server', 0], 'per_server'),
+    (['--tflops', -1], 'flops'), (['--latency', -1], 'latency')])
+def test_a_wrong_flag_gets_a_sentence(flags, said):
+    result = run(*flags)
+    assert result.exit_code == 2 and said in ' '.join(result.output.replace('│', ' ').split())
+
+
+def test_help_and_named_models_import_no_torch():
+    code = ("import sys; from fewgpu.workshop.__main__ import build; import fewgpu.workshop.plan as plan;"
+            "plan.rank(plan.make('gpt-2.2B', 'v100-16', None, 'mixed', {'devices': 8})); print('torch' in sys.modules)")
+    said = subprocess.run([sys.executable, '-c', code], env={**os.environ, 'PYTHONPATH': str(ROOT / 'lib')},
+                          capture_output=True, text=True, check=True).stdout
+    assert said.strip() == 'False'
+
+
+def test_a_model_of_ones_own_is_planned(tmp_path):
+    path = tmp_path / 'nets.py'
+    path.write_text('import torch\nfrom torch import nn\ndef mine():\n'
+                    '    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), torch.randn(4, 64)\n')
+    result = run('--model', f'{path}:mine', '--gpus', 2, '--out', tmp_path)
+    assert result.exit_code == 0 and 'mine (3 layers)' in result.output and (tmp_path / 'plan-mine-2.png').exists()
