@@ -128,8 +128,12 @@ def by_one_call(strategies: tuple[str, ...]) -> dict:
     found = {}
     for strategy in strategies:
         grid = Grid.of(strategy, dist.get_world_size())
-        replica, _, _ = grid.place(dist.get_rank())
-        trainer = parallelize(language_model(), strategy, loss_fn=next_token_loss, optimizer=sgd)
+        replica, _, part = grid.place(dist.get_rank())
+        model = language_model()
+        if (replica, part) != (0, 0):   # all start as the first do
+            nn.init.zeros_(model[-2].weight)
+        torch.manual_seed(2)
+        trainer = parallelize(model, strategy, loss_fn=next_token_loss, optimizer=sgd)
         losses = [trainer.step(x.chunk(grid.replicas)[replica], y.chunk(grid.replicas)[replica]).item()
                   for x, y in tokens()]
         found[strategy] = losses, plain_state_dict(trainer.module)
@@ -155,3 +159,22 @@ def test_one_call_trains_on_any_grid_as_sequential_sgd_does(strategies: tuple[st
             torch.testing.assert_close(losses, expected)
             torch.testing.assert_close(state, {key: plain.state_dict()[key] for key in state})
         assert set().union(*(of_rank[strategy][1] for of_rank in found)) == plain.state_dict().keys()
+
+
+def parts_apart() -> list[str]:
+    said = []
+    for seed, rows in ((dist.get_rank(), 8), (0, 8 - dist.get_rank())):
+        trainer = parallelize(language_model(), '1x1x2', loss_fn=next_token_loss, optimizer=sgd)
+        x, y = tokens()[0]
+        torch.manual_seed(seed)
+        with pytest.raises(ValueError) as caught:
+            trainer.step(x[:rows], y[:rows])
+        said.append(str(caught.value))
+        trainer.close()
+    return said
+
+
+@pytest.mark.slow
+def test_parts_of_a_stage_with_other_rows_or_other_dropout_are_refused() -> None:
+    for said in launch(parts_apart, 2):
+        assert all('the same rows' in one and 'torch.manual_seed' in one for one in said)

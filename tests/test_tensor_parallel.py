@@ -11,7 +11,7 @@ from fewgpu import launch
 from fewgpu.collectives import Group
 from fewgpu.models import gpt, next_token_loss
 from fewgpu.tensor_parallel import ColumnLinear, Cut, RowLinear, load_plain_state_dict, plain_state_dict
-from fewgpu.tensor_transformer import tensor_parallel, vocabulary_cross_entropy
+from fewgpu.tensor_transformer import VocabularyEmbedding, tensor_parallel, vocabulary_cross_entropy
 
 CASES = 6
 
@@ -62,7 +62,9 @@ def transformer_as_plain() -> None:
     plain = small_gpt(group)
     tokens = torch.randint(0, 5 * group.size, (3, 6))
     targets = torch.randint(0, 5 * group.size, (3, 6))
+    targets[0, :2] = -100   # do not count
     wanted = next_token_loss(plain(tokens), targets)
+    plain.zero_grad()
     wanted.backward()
     for whole in (True, False):
         mine = tensor_parallel(plain, group, gather_logits=whole)
@@ -120,10 +122,18 @@ def saved_and_loaded() -> None:
         assert torch.equal(value, plain.state_dict()[name])
 
 
+def tied() -> nn.Sequential:
+    model = gpt(1, 8, 2, vocabulary=6)
+    model.logits.weight = model.embedding.token.weight
+    return model
+
+
 def refused() -> list[str]:
     group, said = Group(), []
     for wrong in (lambda: tensor_parallel(gpt(1, 12, 3), group), lambda: tensor_parallel(nn.Sequential(nn.Linear(2, 2)), group),
                   lambda: ColumnLinear(nn.Linear(4, 3), group),
+                  lambda: vocabulary_cross_entropy(torch.zeros(1, 3), torch.tensor([6]), group),
+                  lambda: tensor_parallel(tied(), group), lambda: VocabularyEmbedding(nn.Embedding(6, 2, padding_idx=0), group),
                   lambda: tensor_parallel(gpt(1, 8, 2, vocabulary=6), group)[0](torch.tensor([[6]]))):
         with pytest.raises((TypeError, ValueError, IndexError)) as raised:
             wrong()
@@ -151,7 +161,8 @@ def test_cut_layers_equal_plain_ones_and_move_8bsh_t_minus_1_over_t(ranks: int) 
 def test_what_cannot_be_cut_is_refused_with_a_remedy() -> None:
     for said in launch(refused, 2):
         assert 'heads cannot be shared out' in said[0] and 'blocks of fewgpu.models.gpt' in said[1]
-        assert 'choose a number of ranks that divides it' in said[2] and 'tokens are from 0 to 5' in said[3]
+        assert 'choose a number of ranks that divides it' in said[2] and 'targets are from 0 to 5' in said[3]
+        assert 'duplicate parameters' in said[4] and 'padding_idx' in said[5] and 'tokens are from 0 to 5' in said[6]
 
 
 @pytest.mark.parametrize('cut', (Cut(), Cut(1), Cut(0, 3), Cut(1, 2)))

@@ -29,16 +29,17 @@ from fewgpu.held import MakeOptimizer
 from fewgpu.loss import LossFn
 from fewgpu.partition import verify_module
 from fewgpu.pipeline import Pipeline
+from fewgpu.tensor_parallel import Sharded
 from fewgpu.tensor_transformer import tensor_parallel
 from fewgpu.transport.ranks import Ranks
 from fewgpu.weights import Gradients
 
 
 class Replicas:
-    """The ranks that hold the same stages of different pipelines."""
+    """The ranks that hold the same stages of different pipelines; `parts` are those that hold parts of one."""
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self, group: Group, parts: Group | None = None) -> None:
+        self._group, self._parts = group, parts
         self._weight = 1.0
 
     def start_alike(self, module: nn.Module) -> None:
@@ -54,9 +55,24 @@ class Replicas:
                              'model and the same cut')
         for _, tensor in state:
             broadcast(tensor.detach(), self._group)
+        if self._parts:
+            own = {id(parameter) for part in module.modules() if isinstance(part, Sharded)
+                   for name, parameter in part.named_parameters(recurse=False) if name in part.cuts}
+            for tensor in (tensor for _, tensor in state if id(tensor) not in own):
+                broadcast(tensor.detach(), self._parts)
 
-    def begin(self, rows: int, device: torch.device, *, is_mean: bool) -> None:
-        """A step of which this replica has so many rows. Losses are means over rows, or sums."""
+    def begin(self, rows: int, seed: int, device: torch.device, *, is_mean: bool) -> None:
+        """A step of which this replica has so many rows. Losses are means over rows, or sums.
+
+        Raises ValueError if parts of one stage have other rows, or would draw other dropout masks.
+        """
+        if self._parts:
+            every = [torch.tensor([rows, seed], device=device) for _ in range(self._parts.size)]
+            all_gather(every, self._parts)
+            if any(theirs.tolist() != [rows, seed] for theirs in every):
+                raise ValueError('the parts of a stage were given different mini-batches, or their random generators '
+                                 'are at different points: give the ranks of a pipeline the same rows, and call '
+                                 'torch.manual_seed with the same number on all of them')
         total = torch.tensor([rows], device=device)
         all_reduce(total, self._group)
         self._weight = rows / max(1, int(total)) if is_mean else 1.0
@@ -67,7 +83,7 @@ class Replicas:
 
     def loss(self, loss: torch.Tensor) -> torch.Tensor:
         """That of all rows, from that of each replica's rows."""
-        whole = loss * self._weight
+        whole = loss * self._weight if self._weight else torch.zeros_like(loss)   # of no rows it may be nan
         all_reduce(whole, self._group)
         return whole
 
@@ -135,7 +151,7 @@ def hybrid(module: nn.Sequential, balance: Iterable[int], *, replicas: int, part
         module = tensor_parallel(module, every_part)
     ranks = Ranks([grid.rank(replica, s, part) for s in range(grid.stages)], time_limit=time_limit)
     return Pipeline(module, balance, ranks=ranks, time_limit=time_limit,
-                    replicas=Replicas(every_replica), **options)
+                    replicas=Replicas(every_replica, every_part), **options)
 
 
 def _own_group(groups: Sequence[Sequence[int]], time_limit: float) -> Group:

@@ -227,7 +227,7 @@ class Pipeline:
             told, seed = self.ranks.tell(self._homes[0][0], (rows, seed))
         verify_same_rows(rows, told)
         if self.replicas:
-            self.replicas.begin(told[0], self.devices[0].torch, is_mean=is_mean(self.loss_fn))
+            self.replicas.begin(told[0], seed, self.devices[0].torch, is_mean=is_mean(self.loss_fn))
         return MiniBatches(xs, ys, [sizes(count, self.chunks) for count in told]), seed
 
     def _train(self, plan: tuple[Schedule, Schedule], batches: MiniBatches, seed: int) -> list[torch.Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fewgpu.collectives import Group, all_reduce
 from fewgpu.models.gpt import Attention, Block, Embedding
+from fewgpu.partition import verify_module
 from fewgpu.tensor_parallel import ColumnLinear, Cut, RowLinear, Sharded, sum_over_ranks
 
 
@@ -40,6 +41,10 @@ class VocabularyEmbedding(Sharded):
     """Tokens to vectors, the words cut over ranks: N x T (int64) -> N x T x width, the same on all ranks."""
 
     def __init__(self, embedding: nn.Embedding, group: Group) -> None:
+        if (embedding.padding_idx is not None or embedding.max_norm is not None or embedding.scale_grad_by_freq
+                or embedding.sparse):
+            raise ValueError('an embedding that is cut by words has no padding_idx, max_norm, scale_grad_by_freq or '
+                             'sparse gradients: leave those options out')
         super().__init__(group, weight=Cut(0))
         self.words = embedding.num_embeddings
         self.take('weight', embedding.weight)
@@ -61,10 +66,11 @@ def _own_words(tokens: Tensor, count: int, group: Group) -> tuple[Tensor, Tensor
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Of logits whose vocabulary is cut: three all-reduces of one number a token, instead of the logits."""
+    """Of logits whose vocabulary is cut, a loss a token: three all-reduces of one number a token, instead of
+    the logits. Tokens that are not `counted` have a loss of 0."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, counted: Tensor, group: Group) -> Tensor:
         largest = logits.amax(-1)
         all_reduce(largest, group, 'max')
         shifted = logits - largest.unsqueeze(-1)
@@ -74,22 +80,32 @@ class _CrossEntropy(torch.autograd.Function):
         mine, own = _own_words(targets, logits.shape[-1], group)
         wanted = shifted.gather(-1, own.unsqueeze(-1)).squeeze(-1) * mine
         all_reduce(wanted, group)
-        ctx.save_for_backward(powers / total.unsqueeze(-1), mine, own)
-        return total.log() - wanted
+        ctx.save_for_backward(powers / total.unsqueeze(-1), mine, own, counted)
+        return (total.log() - wanted).where(counted, 0)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        probabilities, mine, own = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        probabilities, mine, own, counted = ctx.saved_tensors
         hit = torch.zeros_like(probabilities).scatter_(-1, own.unsqueeze(-1), mine.unsqueeze(-1).to(probabilities.dtype))
-        return (probabilities - hit) * gradient.unsqueeze(-1), None, None
+        return (probabilities - hit) * (gradient * counted).unsqueeze(-1), None, None, None
 
 
-def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, group: Group) -> Tensor:
-    """The mean cross entropy from this rank's part of the logits.
+def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, group: Group, *, ignore_index: int = -100) -> Tensor:
+    """The mean cross entropy from this rank's part of the logits, in float32 at least.
 
-    logits: ... x vocabulary/size, targets: ... (int64, of the whole vocabulary) -> a scalar, the same on all ranks.
+    logits: ... x vocabulary/size, targets: ... (int64, of the whole vocabulary) -> a scalar, the same on all
+    ranks. As of nn.functional.cross_entropy targets of `ignore_index` do not count.
+
+    Raises IndexError for other targets that are no word (where tensors are on the CPU: a GPU would wait).
     """
-    return _CrossEntropy.apply(logits, targets, group).mean()
+    words = logits.shape[-1] * group.size
+    counted = targets != ignore_index
+    if targets.device.type == 'cpu' and bool((((targets < 0) | (targets >= words)) & counted).any()):
+        raise IndexError(f'targets are from 0 to {words - 1}, or {ignore_index} for those that do not count; there '
+                         f'are some from {int(targets.min())} to {int(targets.max())}')
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
+    return _CrossEntropy.apply(logits, targets, counted, group).sum() / counted.sum()
 
 
 def tensor_parallel(model: nn.Sequential, group: Group, *, gather_logits: bool = True) -> nn.Sequential:
@@ -99,8 +115,9 @@ def tensor_parallel(model: nn.Sequential, group: Group, *, gather_logits: bool =
     part of the vocabulary, for `vocabulary_cross_entropy`. All ranks of the group pass the same model.
 
     Raises TypeError for a model that is no GPT, ValueError if heads, hidden layers or words cannot be shared out
-    evenly.
+    evenly, or if two layers share weights.
     """
+    verify_module(model)
     if not any(isinstance(layer, Block) for layer in model):
         raise TypeError('tensor_parallel cuts the blocks of fewgpu.models.gpt, and this model has none: build other '
                         'layers from ColumnLinear and RowLinear')
