@@ -35,6 +35,7 @@ from fewgpu.device import Device, choose_devices, one_thread
 from fewgpu.held import MakeOptimizer
 from fewgpu.loss import LossFn
 from fewgpu.microbatch import rows_of
+from fewgpu.optimizer_state import load_named_state, named_state
 from fewgpu.partition import split, turn_of, verify_balance, verify_module
 from fewgpu.spill.shard import Placed, Shard
 from fewgpu.spill.units import Behind, MiniBatch, Visit, WithLoss, units
@@ -117,17 +118,15 @@ class Spilled:
         self.module.load_state_dict(state)
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
-        """What the optimizers remember of each parameter, by its name in the plain model."""
-        return {name: shard.optimizer.state[parameter] for shard in self.shards if shard.optimizer
-                for name, parameter in shard.module.named_parameters() if parameter in shard.optimizer.state}
+        """What the optimizers remember, by the plain model's names: see fewgpu.optimizer_state."""
+        return named_state(self.module.named_parameters(), self._optimizers())
 
     def load_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over copies of what `optimizer_state` gave, perhaps with another balance."""
-        for shard in self.shards:
-            for name, parameter in shard.module.named_parameters():
-                if shard.optimizer and name in state:
-                    shard.optimizer.state[parameter] = pytree.tree_map_only(
-                        torch.Tensor, lambda tensor: tensor.detach().clone(), dict(state[name]))
+        """Take over copies of what `optimizer_state` gave, perhaps with another balance or engine."""
+        load_named_state(self.module.named_parameters(), self._optimizers(), state)
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [shard.optimizer for shard in self.shards if shard.optimizer]
 
 
 def _optimizer(module: nn.Module, make: MakeOptimizer | None) -> torch.optim.Optimizer | None:
