@@ -73,6 +73,8 @@ def test_a_run_moves_to_every_other_engine(source: str, optimizer: Callable) -> 
         model, remembered = taken(moved)
         assert_equal(model, state['model'], f'{source} -> {name}')
         assert_equal(remembered['state'], state['optimizer']['state'], f'{source} -> {name}')
+        if name == 'pipedream 2-1':   # updates more often than once a mini-batch
+            continue
         moved.step(*batches()[3])
         plain = ENGINES['plain'](smooth(), optimizer, 1)
         load_training_state(Saved(3, [state]), plain.model, plain.optimizer)
