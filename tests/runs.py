@@ -1,4 +1,4 @@
-"""Runs of every engine, alike: made from a module and what makes an optimizer, trained step by step, saved and resumed."""
+"""Runs of every engine, alike: made from a module and what makes an optimizer, trained, saved and resumed."""
 
 from collections.abc import Callable
 from functools import partial
@@ -115,11 +115,13 @@ ENGINES: dict[str, Callable[[nn.Sequential, Make, int], Any]] = {
     'plain': lambda module, make, chunks: Module(module, make),
     'GPipe': lambda module, make, chunks: Module(GPipe(module, LAYERS, chunks=chunks, devices=['cpu'] * 2), make),
     'ModelParallel': lambda module, make, chunks: Module(ModelParallel(module, LAYERS, devices=['cpu'] * 2), make),
-    **{name: partial(pipeline, name, LAYERS, 2) for name in ('gpipe', '1f1b', 'zb-h1', 'zb-h2', 'gems', 'pipedream', '2bw')},
+    **{name: partial(pipeline, name, LAYERS, 2)
+       for name in ('gpipe', '1f1b', 'zb-h1', 'zb-h2', 'gems', 'pipedream', '2bw')},
     **{name: partial(pipeline, name, [1, 1, 2, 1], 2) for name in ('interleaved', 'v-shape')},
-    'pipedream 2-1': partial(pipeline, partial(pipedream, replicas=(2, 1)), LAYERS, 3),   # the last stage updates twice a step
+    'pipedream 2-1': partial(pipeline, partial(pipedream, replicas=(2, 1)), LAYERS, 3),   # the last: twice a step
     'pipedream 2-2': partial(pipeline, partial(pipedream, replicas=(2, 2)), LAYERS, 4),
-    'Spilled': lambda module, make, chunks: Engine(Spilled(module, LAYERS, device=Device(), loss_fn=loss_fn, optimizer=make)),
+    'Spilled': lambda module, make, chunks: Engine(Spilled(module, LAYERS, device=Device(), loss_fn=loss_fn,
+                                                           optimizer=make)),
     'Offloaded': offloaded,
 }
 LONG = {f'{name}, long runs': partial(long_run, name) for name in ('pipedream', '2bw', 'pipemare', '1f1b')}

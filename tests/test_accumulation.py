@@ -21,8 +21,8 @@ from fewgpu.zero import ZeRO
 from tests.runs import adam, loss_fn, smooth
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-FLUSHING = {'gpipe': [2, 3], '1f1b': [2, 3], 'zb-h1': [2, 3], 'zb-h2': [2, 3], 'gems': [2, 3], 'interleaved': [1, 1, 2, 1],
-            'v-shape': [1, 1, 2, 1]}
+FLUSHING = {**dict.fromkeys(('gpipe', '1f1b', 'zb-h1', 'zb-h2', 'gems'), [2, 3]),
+            **dict.fromkeys(('interleaved', 'v-shape'), [1, 1, 2, 1])}
 
 
 def network(seed: int) -> nn.Sequential:
@@ -71,7 +71,8 @@ def outside(wrap: Callable, seed: int, k: int, rows: int) -> Any:
 
 def gathered(schedule: str, seed: int, k: int, rows: int) -> Any:
     """A Pipeline without an optimizer: its caller has one."""
-    model = Pipeline(network(seed), FLUSHING[schedule], schedule=schedule, chunks=2, loss_fn=part_of(k), devices=['cpu'] * 2)
+    model = Pipeline(network(seed), FLUSHING[schedule], schedule=schedule, chunks=2, loss_fn=part_of(k),
+                     devices=['cpu'] * 2)
     optimizer = adam(model.parameters())
     for calls in data(seed, k, rows):
         for batch in calls:
@@ -147,13 +148,13 @@ def on_ranks(cases: list[tuple[int, int, int]]) -> list[dict[str, dict]]:
     found = []
     for case in cases:
         seed, k, _ = case
-        engines = {f'ZeRO {stage}': shared_out(lambda module, stage=stage: ZeRO(module, stage=stage, optimizer=adam), *case)
+        engines = {f'ZeRO {stage}': shared_out(partial(ZeRO, stage=stage, optimizer=adam), *case)
                    for stage in (1, 2, 3)}
         engines['DataParallel'] = shared_out(DataParallel, *case)
         for name in ('1f1b', 'gems', 'v-shape'):
             engines[name] = waiting(pipeline(name, seed, k), *case).state_dict()
-        engines['hybrid 2x1'] = waiting(hybrid(network(seed), [5], replicas=2, chunks=2, loss_fn=part_of(k), optimizer=adam),
-                                        *case, own=own_half).state_dict()
+        model = hybrid(network(seed), [5], replicas=2, chunks=2, loss_fn=part_of(k), optimizer=adam)
+        engines['hybrid 2x1'] = waiting(model, *case, own=own_half).state_dict()
         found.append(engines)
     return found
 
@@ -171,7 +172,8 @@ def test_on_ranks_too() -> None:
 
 @pytest.mark.parametrize('schedule', ('pipedream', '2bw', 'pipemare'))
 def test_a_schedule_that_updates_within_a_step_cannot_wait(schedule: str) -> None:
-    model = Pipeline(network(0), [2, 3], schedule=schedule, chunks=2, loss_fn=loss_fn, optimizer=adam, devices=['cpu'] * 2)
+    model = Pipeline(network(0), [2, 3], schedule=schedule, chunks=2, loss_fn=loss_fn, optimizer=adam,
+                     devices=['cpu'] * 2)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(ValueError, match='cannot wait for more mini-batches: choose more chunks'):
         model.step(*data(0, 1, 4)[0][0], update=False)

@@ -1,4 +1,4 @@
-"""Checkpoints are whole, or passed over, whatever happened meanwhile. (That runs go on: tests/test_resume_engines.py.)"""
+"""Checkpoints are whole, or passed over, whatever happened meanwhile. (Runs that go on: test_resume_engines.py.)"""
 
 import hashlib
 import json

@@ -90,7 +90,8 @@ def plain(planted: list[dict[int, int]], constants: tuple, micro_batches: int) -
     return scales, model.state_dict()
 
 
-def scaled(make: Callable[[LossScale], Any], planted: list[dict[int, int]], constants: tuple) -> tuple[list[float], dict]:
+def scaled(make: Callable[[LossScale], Any], planted: list[dict[int, int]], constants: tuple
+           ) -> tuple[list[float], dict]:
     loss_scale, scales = LossScale(*constants), []
     engine = make(loss_scale)
     for x, y in batches(planted):
@@ -101,7 +102,8 @@ def scaled(make: Callable[[LossScale], Any], planted: list[dict[int, int]], cons
     return scales, engine.state_dict()
 
 
-def pipeline(schedule: str, balance: list[int], loss_scale: LossScale | None, rows: int = 2, chunks: int = 2) -> Pipeline:
+def pipeline(schedule: str, balance: list[int], loss_scale: LossScale | None, rows: int = 2, chunks: int = 2
+             ) -> Pipeline:
     return Pipeline(network(), balance, schedule=schedule, chunks=chunks, loss_fn=loss_fn, optimizer=adam,
                     loss_scale=loss_scale, devices=None if dist.is_initialized() else ['cpu'] * rows)
 
@@ -190,7 +192,8 @@ def test_a_power_of_two_without_overflow_changes_no_bit(schedule: str, long: boo
 
 
 @given(st.lists(st.booleans(), max_size=30), constants, st.integers(0, 29))
-def test_the_scale_changes_as_torchs_and_goes_through_a_checkpoint(overflows: list[bool], constants: tuple, at: int) -> None:
+def test_the_scale_changes_as_torchs_and_goes_through_a_checkpoint(overflows: list[bool], constants: tuple,
+                                                                   at: int) -> None:
     mine = LossScale(*constants)
     initial, growth, backoff, interval = constants
     scaler = torch.amp.GradScaler('cpu', initial, growth, backoff, interval)

@@ -1,6 +1,7 @@
 """Half precision: every engine computes under autocast as the plain model does, and obeys torch.amp.GradScaler."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -93,8 +94,8 @@ def test_under_autocast_every_engine_is_the_plain_model_bit_for_bit(name: str, s
 
 def autocast_on_ranks(seeds: list[int]) -> list[dict[str, tuple]]:
     chunks = {name: 1 if name in WHOLE or own_rows(name, data(0)[0])[0].shape[0] < 8 else 2 for name in ON_RANKS}
-    return [{name: under_autocast(make(network(seed), sgd, chunks[name]), seed, name) for name, make in ON_RANKS.items()}
-            for seed in seeds]
+    return [{name: under_autocast(make(network(seed), sgd, chunks[name]), seed, name)
+             for name, make in ON_RANKS.items()} for seed in seeds]
 
 
 @pytest.mark.slow
@@ -142,9 +143,8 @@ def scalers_on_ranks() -> list[list[tuple]]:
     def own(batch: tuple) -> tuple:
         return tuple(tensor.chunk(2)[dist.get_rank()] for tensor in batch)
 
-    return [[with_scaler(make(marked_network()), *case, own) for make in (
-        DataParallel, *(lambda module, stage=stage: ZeRO(module, stage=stage, optimizer=small_adam) for stage in (1, 2, 3)))]
-        for case in CASES]
+    engines = [DataParallel, *(partial(ZeRO, stage=stage, optimizer=small_adam) for stage in (1, 2, 3))]
+    return [[with_scaler(make(marked_network()), *case, own) for make in engines] for case in CASES]
 
 
 @pytest.mark.slow

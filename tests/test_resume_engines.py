@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +131,20 @@ def test_a_run_moves_from_one_process_to_ranks_and_back(tmp_path: Path) -> None:
             moved = ENGINES[target](smooth(), adam, 2)
             load_training_state(saved, moved.model, moved.optimizer)
             model, remembered = taken(moved)
-            torch.testing.assert_close(model, wanted[0], msg=lambda m: f'{name} -> {target}: {m}')
-            torch.testing.assert_close(remembered['state'], wanted[1]['state'], msg=lambda m: f'{name} -> {target}: {m}')
+            for found, of_plain in ((model, wanted[0]), (remembered['state'], wanted[1]['state'])):
+                torch.testing.assert_close(found, of_plain, msg=lambda m: f'{name} -> {target}: {m}')
+
+
+@pytest.mark.parametrize('name', ('1f1b', 'gems', 'pipedream 2-2'))
+def test_what_is_loaded_counts_in_all_replicas(name: str) -> None:
+    """Running statistics, too, with which each evaluates its own micro-batches."""
+    plain = network()
+    for x, _ in batches():
+        plain(x)
+    run = ENGINES[name](network(), adam, 2)
+    run.model.load_state_dict(plain.state_dict())
+    x = batches()[0][0]
+    torch.testing.assert_close(run.model.eval_step(x), plain.eval()(x))
 
 
 # Grids of ranks, and tensor-parallel parts

@@ -69,6 +69,12 @@ class Held:
         for layers in self._layers.values():
             yield from layers.named_parameters()
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Of the plain model, or any part of it that has the own entries. All replicas here take them, for a
+        state has the buffers of one only."""
+        for layers in self._layers.values():
+            layers.load_state_dict({key: state[key] for key in layers.state_dict() if key in state})
+
     def holds(self, stage: int) -> bool:
         return stage in self._first
 
@@ -157,8 +163,8 @@ def verify_makes_optimizers(optimizer: Any) -> None:
 def verify_loss_scale(loss_scale: Any, *, updates: bool) -> None:
     """Raises TypeError for what is no LossScale, ValueError for one without optimizers."""
     if loss_scale is not None and not isinstance(loss_scale, LossScale):
-        raise TypeError(f'loss_scale is a fewgpu.loss_scale.LossScale (torch\'s GradScaler is for those who call backward '
-                        f'and step themselves), not {loss_scale!r}')
+        raise TypeError(f'loss_scale is a fewgpu.loss_scale.LossScale (a GradScaler is for those who call backward and '
+                        f'step themselves), not {loss_scale!r}')
     if loss_scale is not None and not updates:
         raise ValueError('a loss scale needs optimizer=...: stages agree before they update')
 

@@ -33,10 +33,11 @@ class LossScale:
     ValueError for figures that mean nothing.
     """
 
-    def __init__(self, initial: float = 2.0**16, growth: float = 2.0, backoff: float = 0.5, interval: int = 2000) -> None:
+    def __init__(self, initial: float = 2.0**16, growth: float = 2.0, backoff: float = 0.5,
+                 interval: int = 2000) -> None:
         if not (initial > 0.0 and growth >= 1.0 and 0.0 < backoff < 1.0 and interval >= 1):
-            raise ValueError(f'a scale is above 0, its growth at least 1, its backoff between 0 and 1, and the interval '
-                             f'at least one update, not {initial}, {growth}, {backoff} and {interval}')
+            raise ValueError(f'a scale is above 0, its growth at least 1, its backoff between 0 and 1, and the '
+                             f'interval at least one update, not {initial}, {growth}, {backoff} and {interval}')
         self.scale, self.growth, self.backoff, self.interval = initial, growth, backoff, interval
         self._good = 0   # updates since the last overflow or growth
         self._left_out = False

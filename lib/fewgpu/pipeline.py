@@ -198,8 +198,7 @@ class Pipeline:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the own entries out of the plain model's state_dict, or any part of it that has
         them; raises as torch does if one is missing."""
-        own = self.module.state_dict().keys()
-        self.module.load_state_dict({key: value for key, value in state.items() if key in own})
+        self._held.load_state_dict(state)
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
         """What the optimizers of this process remember, by the plain model's names."""

@@ -70,9 +70,9 @@ class PipeMare:
     @property
     def state(self) -> dict[torch.Tensor, dict[str, Any]]:
         """What is remembered of each parameter: by the optimizer, and the 'delta' of T2."""
-        own = self.optimizer.state
-        return {parameter: {**own.get(parameter, {}), **({'delta': self._delta[parameter]} if parameter in self._delta else {})}
-                for parameter in self._parameters() if parameter in own or parameter in self._delta}
+        own, deltas = self.optimizer.state, {each: {'delta': delta} for each, delta in self._delta.items()}
+        return {parameter: {**own.get(parameter, {}), **deltas.get(parameter, {})}
+                for parameter in self._parameters() if parameter in own or parameter in deltas}
 
     @torch.no_grad()
     def step(self) -> None:

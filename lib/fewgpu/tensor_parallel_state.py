@@ -21,9 +21,10 @@ def plain_optimizer_state(module: nn.Module, state: Mapping[str, Mapping[str, An
 
 def own_optimizer_state(module: nn.Module, state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """This rank's share of what `plain_optimizer_state` gave."""
-    shapes = {name: torch.Size(size * group.size if dim == cut.dim else size for dim, size in enumerate(parameter.shape))
-              for name, parameter in module.named_parameters()
-              for cut, group in [_cuts(module).get(name, (Cut(-1), None))] if group}
+    parameters = dict(module.named_parameters())
+    shapes = {name: torch.Size(size * group.size if dim == cut.dim else size
+                               for dim, size in enumerate(parameters[name].shape))
+              for name, (cut, group) in _cuts(module).items() if name in parameters}
     return _changed(module, state, shapes, lambda cut, value, group: cut.own(value, group).detach())
 
 

@@ -13,8 +13,8 @@ from fewgpu.schedule import Schedule
 def verify_can_wait(layout: Schedule, update: bool) -> None:
     """Raises ValueError if gradients are to gather under a schedule that updates within a step."""
     if not update and layout.update_every is not None:
-        raise ValueError(f'{layout.name} updates the weights within a step, and cannot wait for more mini-batches: choose '
-                         f'more chunks, or a schedule that flushes, as 1f1b')
+        raise ValueError(f'{layout.name} updates the weights within a step, and cannot wait for more mini-batches: '
+                         f'choose more chunks, or a schedule that flushes, as 1f1b')
 
 
 @contextlib.contextmanager
@@ -22,8 +22,8 @@ def updating(optimizers: Iterable[Any], loss_scale: LossScale | None, agree: Cal
              within: bool) -> Iterator[bool]:
     """Inside, a schedule runs, which updates `within` itself or at its end; yields whether stages are to update in it.
 
-    Otherwise they leave gradients in the parameters' `.grad`, and here all optimizers use them afterwards, or none does.
-    An error drops what has gathered. `agree` says whether all processes say yes, and all call it.
+    Otherwise they leave gradients in the parameters' `.grad`, and here all optimizers use them afterwards, or none
+    does. An error drops what has gathered. `agree` says whether all processes say yes, and all call it.
     """
     at_once = update and (loss_scale is None or within)
     try:
@@ -51,8 +51,8 @@ def together(optimizers: Iterable[Any], loss_scale: LossScale | None, agree: Cal
         for optimizer in optimizers if finite else ():
             optimizer.step()
     except BaseException as error:
-        error.add_note('the weights of some stages have been updated in this step, those of others not: load a checkpoint '
-                       'before you go on')
+        error.add_note('the weights of some stages have been updated in this step, those of others not: load a '
+                       'checkpoint before you go on')
         raise
     _drop(optimizers)
     if loss_scale is not None:

@@ -80,6 +80,8 @@ class Offloaded:
     A TiledLinear in a layer is loaded tile by tile (on ranks, whole): in the forward, the recompute and
     the backward of every micro-batch.
 
+    There is no loss scale, for layers update one by one before the last gradient is known: use bfloat16.
+
     A `step` that fails changes nothing: parameters, states and buffers are those of the step before,
     in the stores as here. Raises what `Pipeline` raises for a module or a loss that does not fit.
     """

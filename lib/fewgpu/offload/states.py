@@ -79,7 +79,8 @@ def load_optimizer_state(module: nn.Module, pieces: Sequence[Piece], versions: V
     names = {parameter: name for name, parameter in module.named_parameters()}
     for parameter in (parameter for piece in pieces for parameter in piece.parameters if parameter.requires_grad):
         if names[parameter] not in saved['options']:
-            raise KeyError(f'the checkpoint has no optimizer state of {names[parameter]}: was it saved with this model?')
+            raise KeyError(f'the checkpoint has no optimizer state of {names[parameter]}: was it saved with this '
+                           f'model?')
     for piece in pieces:
         try:
             for k, host in reversed(_hosts(piece).items()):   # of a group the first one counts
