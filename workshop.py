@@ -155,6 +155,9 @@ def locked(file) -> bool:
 def set_up() -> None:
     """Make .venv, or complete it, and install the kit."""
     sys.stdout.reconfigure(errors='replace')  # a terminal need not know every character that pip prints
+    if VENV.is_symlink():  # the environment of another clone, say, which a set-up would empty
+        sys.exit('{} is a link to {}, which is not this clone\'s: remove the link, and run the command again.'.format(
+            VENV, os.path.realpath(str(VENV))))
     again = 'brought up to date or completed' if VENV.exists() else 'set up: this happens once, and takes some minutes'
     print(f'The kit is being {again} ({VENV}).', flush=True)
     torch = torch_of_this_environment()

@@ -141,6 +141,18 @@ def test_in_a_read_only_folder_one_sentence_says_what_to_do(tmp_path):
     assert 'cannot be written to' in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.skipif(os.name == 'nt', reason='links need a privilege there')
+def test_the_environment_of_another_clone_that_a_link_leads_to_is_left_alone(tmp_path):
+    clone, other = copy_of_this_clone(tmp_path / 'linked'), tmp_path / 'other'
+    (other / 'bin').mkdir(parents=True)
+    (other / 'bin/python').write_text('of another clone')
+    (clone / '.venv').symlink_to(other)
+    done = run(clone)
+    assert done.returncode == 1 and 'Traceback' not in done.stderr
+    assert 'remove the link' in done.stderr and len(done.stderr.splitlines()) == 1
+    assert (other / 'bin/python').read_text() == 'of another clone'
+
+
 def test_the_wheel_holds_the_library_and_mnist(clone, tmp_path):
     import zipfile
 

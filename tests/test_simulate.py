@@ -29,7 +29,7 @@ def costs(draw, stages: int = 12) -> Costs:
 
     return Costs(**{kind: each(SECONDS) for kind in 'FBIWRU'}, latency=draw(SECONDS),
                  bandwidth=draw(st.sampled_from([float('inf'), 1.0, 100.0])),
-                 message=each(st.integers(0, 50)), stash=each(st.integers(100, 200)),
+                 message=each(st.integers(0, 50)), share=each(st.integers(0, 50)), stash=each(st.integers(100, 200)),
                  input=each(st.integers(1, 50)), for_W=each(st.integers(1, 50)),
                  weights=each(st.integers(0, 1000)))
 
@@ -38,19 +38,25 @@ def spans(timeline: Timeline) -> dict[Op, Span]:
     return {span.op: span for row in timeline.rows for span in row}
 
 
-def arrivals(schedule: Schedule, timeline: Timeline, costs: Costs) -> dict[Op, float]:
-    """When what an operation needs from another stage is there: a queue between two devices."""
-    arrive, free = {}, defaultdict(float)
+def arrivals(schedule: Schedule, timeline: Timeline, costs: Costs) -> dict[tuple[int, Op], float]:
+    """When what an operation on a device needs from other devices is there: a queue between any two."""
+    arrive, free = defaultdict(float), defaultdict(float)
+
+    def send(device: int, other: int, op: Op, size: float, end: float) -> None:
+        if device != other:
+            end = free[device, other] = max(free[device, other], end) + size / costs.bandwidth
+            end += costs.latency
+        arrive[other, op] = max(arrive[other, op], end)
+
     for device, row in enumerate(timeline.rows):
+        before = 0.0
         for op, _, end, *_ in row:
             user = used_by(schedule, op)
             if user is not None:
-                link = device, schedule.device_at(*user[1:3])
-                if link[0] != link[1]:
-                    size = costs.message[min(op.stage, user.stage)]
-                    end = free[link] = max(free[link], end) + size / costs.bandwidth
-                    end += costs.latency
-                arrive[user] = end
+                send(device, schedule.device_at(*user[1:3]), user, costs.message[min(op.stage, user.stage)], end)
+            for other in schedule.replicas_beside(op.stage, device) if op.kind == 'U' else ():
+                send(device, other, op, costs.share[op.stage], before)   # as soon as it comes to the update
+            before = end
     return arrive
 
 
@@ -62,10 +68,10 @@ def test_an_operation_runs_as_soon_as_its_device_and_its_message_are_there(sched
     timeline = simulate(schedule, costs)
     there = arrivals(schedule, timeline, costs)
     assert [[span.op for span in row] for row in timeline.rows] == [list(r) for r in schedule.rows]
-    for row in timeline.rows:
+    for device, row in enumerate(timeline.rows):
         now = 0.0
         for op, start, end, *_ in row:
-            assert start == max(now, there.get(op, 0.0)), grid(schedule)
+            assert start == max(now, there.get((device, op), 0.0)), grid(schedule)
             assert end - start == pytest.approx(costs.of(op.kind, op.stage), abs=1e-9)
             now = end
 
@@ -99,7 +105,9 @@ def test_the_makespan_is_between_the_longest_path_and_everything_in_a_row(schedu
     assert makespan >= path * (1 - 1e-9)
     assert makespan >= max(sum(costs.of(op.kind, op.stage) for op in row)
                            for row in schedule.rows) * (1 - 1e-9)
-    assert makespan <= (alone + 2 * schedule.micro_batches * sum(s for _, s in hops)) * (1 + 1e-9)
+    shared = sum(costs.latency + costs.share[op.stage] / costs.bandwidth for device, row in enumerate(schedule.rows)
+                 for op in row if op.kind == 'U' for _ in schedule.replicas_beside(op.stage, device))
+    assert makespan <= (alone + shared + 2 * schedule.micro_batches * sum(s for _, s in hops)) * (1 + 1e-9)
 
 
 @given(BARE, costs(), st.booleans())

@@ -13,18 +13,24 @@ if TYPE_CHECKING:
     from fewgpu.gpipe import GPipe
     from fewgpu.launch import launch
     from fewgpu.model_parallel import ModelParallel
+    from fewgpu.offload import Offloaded
     from fewgpu.pipeline import Pipeline
     from fewgpu.recompute import is_checkpointing, is_recomputing
+    from fewgpu.spill import Spilled
+    from fewgpu.zero import ZeRO
 
-__all__ = ['DataParallel', 'Device', 'GPipe', 'ModelParallel', 'Pipeline', 'get_devices', 'is_checkpointing',
-           'is_recomputing', 'launch']
+__all__ = ['DataParallel', 'Device', 'GPipe', 'ModelParallel', 'Offloaded', 'Pipeline', 'Spilled', 'ZeRO',
+           'get_devices', 'is_checkpointing', 'is_recomputing', 'launch']
 
 _HOME = {
     'DataParallel': 'fewgpu.data_parallel',
     'Device': 'fewgpu.device',
     'GPipe': 'fewgpu.gpipe',
     'ModelParallel': 'fewgpu.model_parallel',
+    'Offloaded': 'fewgpu.offload',
     'Pipeline': 'fewgpu.pipeline',
+    'Spilled': 'fewgpu.spill',
+    'ZeRO': 'fewgpu.zero',
     'get_devices': 'fewgpu.device',
     'is_checkpointing': 'fewgpu.recompute',
     'is_recomputing': 'fewgpu.recompute',

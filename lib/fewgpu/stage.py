@@ -30,12 +30,13 @@ from torch.utils import _pytree as pytree
 from fewgpu.batchnorm import DeferredBatchNorm
 from fewgpu.context import Context
 from fewgpu.device import Device
-from fewgpu.gate import Gate, GradientEdge, edges, flags
+from fewgpu.gate import Gate, edges, flags
 from fewgpu.microbatch import check_leaves
 from fewgpu.pipemare import PipeMare
 from fewgpu.recompute import Buffers, Swap, dropping_graph, recomputing
 from fewgpu.rng import Stream
-from fewgpu.split_backward import Roots, SplitBackward
+from fewgpu.split_backward import SplitBackward
+from fewgpu.stash import Stash
 from fewgpu.weights import Gradients, Weights, accumulate, storage
 
 
@@ -60,25 +61,6 @@ class Stage:
         if ledger := self.device.ledger:
             ledger.adopt([*self.module.parameters(), *self.module.buffers()], parameters=True)
         return StageStep(self, context)
-
-
-@dataclass
-class Stash:
-    """What a forward left behind for its backward: the input to run again, or the graph."""
-
-    weights: Weights
-    version: int                                     # of the weights, in the forward
-    needs_gradient: list[bool]                       # of every leaf of the output
-    gate: Gate | None = None
-    edges: list[GradientEdge | None] | None = None   # of the outputs (None: no gradient)
-    inputs: Any = None
-    buffers: Buffers | None = None
-    split: SplitBackward | None = None               # between the halves of the backward
-
-    def roots(self, gradients: list[torch.Tensor | None]) -> Roots:
-        """Where the backward starts, from one gradient a leaf of the output."""
-        return [(edge, gradient) for edge, gradient in zip(self.edges, gradients)
-                if edge is not None and gradient is not None]
 
 
 @dataclass

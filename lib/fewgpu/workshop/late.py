@@ -28,7 +28,7 @@ def gradient_error(schedule: str | Callable[[int, int], Schedule]) -> float:
     past = [[_copied(stage)] for stage in model]
     pipeline = Pipeline(model, [1] * STAGES, schedule=schedule, loss_fn=nn.functional.mse_loss,
                         devices=get_devices(STAGES, kind='cpu'), optimizer=partial(torch.optim.SGD, lr=RATE))
-    for s, optimizer in pipeline.optimizers.items():
+    for (_, s), optimizer in pipeline.optimizers.items():
         own = optimizer.optimizer if isinstance(optimizer, PipeMare) else optimizer
         own.register_step_post_hook(lambda *_, s=s: past[s].append(_copied(model[s])))
     batches = [(x[:, 300:300 + WIDTH].double(), x[:, 400:400 + WIDTH].double())

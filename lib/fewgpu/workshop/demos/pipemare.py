@@ -80,7 +80,7 @@ def size_after(delay: int, rate: float) -> float:
     pipeline = Pipeline(model, [1] * (delay + 1), schedule='pipedream', loss_fn=lambda output, y: output.mean(),
                         devices=get_devices(delay + 1, kind='cpu'), optimizer=partial(torch.optim.SGD, lr=rate))
     seen: list[float] = []
-    pipeline.optimizers[0].register_step_post_hook(lambda *_: seen.append(abs(model[0].w.item())))
+    pipeline.optimizers[0, 0].register_step_post_hook(lambda *_: seen.append(abs(model[0].w.item())))
     row, third = torch.zeros(1, 1, dtype=torch.float64), 20 * (delay + 1)
     pipeline.train([(row, row)] * (3 * third))
     return max(seen[2 * third:]) / max(seen[third:2 * third])
@@ -159,6 +159,11 @@ def verdict(show: Show, points: dict[int, dict[float, float]], off: tuple[float,
     helps = isfinite(mean[whole]) and not mean['late, uncorrected'] <= mean[whole]   # nan: it diverged
     kept = versions_alive(schedule_of(STAGES, 40))
     uncorrected = 'learns less' if isfinite(mean['late, uncorrected']) else 'diverges'
+    show.claims.test(
+        'P04', as_theory, 'a real pipeline of one weight, at 0.9 and 1.1 of the limit: |w| ends at ' + '; '.join(
+            f'{sizes[0.9]:.2g} and {sizes[1.1]:.2g} (delay {delay})' for delay, sizes in points.items()),
+        because='The limit 2 sin(pi / (4 delay + 2)) / curvature holds for a parabola; it is remembered from the paper, and a '
+                'test sets it beside the eigenvalues of the delayed update.')
     show.claims.test(
         'C34', as_theory and off[1] < off[0] and hurts and helps and kept == [1] * STAGES,
         f'Staleness hurts: {"the real pipeline diverges and converges where theory says so; " if as_theory else ""}'

@@ -1,4 +1,4 @@
-"""A U-Net for larger and larger images: its skips go through all devices, straight, or stay in place.
+"""A U-Net for larger and larger images: its skips go through all devices, straight, or stay in place
 
 One device, or three, each with a limit of memory, and links that take their time. The sizes are small because
 the devices are cores; the lecture's own figures, of eight GPUs, are in lesson 4.

@@ -14,6 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fewgpu import plot
+from fewgpu.planner.cluster import preset
+from fewgpu.planner.growth import communication_share
+from fewgpu.planner.known import known
 from fewgpu.workshop import machine
 from fewgpu.workshop.claims import Claims
 from fewgpu.workshop.process import run_to_end
@@ -24,6 +27,8 @@ NAMES = ('plain, one device', 'data parallel', 'model parallel', 'GPipe', '1F1B'
          'spilled (Hydra)')
 SWEEPS = {'sweep-chunks': 'more micro-batches', 'sweep-batch': 'larger batches', 'sweep-depth': 'deeper pipelines'}
 Found = dict[str, dict[str, Any]]
+SERVERS = (1, 2, 4, 8, 16)                     # of which the cost model tells the share of communication
+GROWING = ('alexnet', 'vgg16', 'resnet50')
 
 
 def compare_all(console: Console, work: Work, out: Path) -> bool:
@@ -122,16 +127,29 @@ def conclude(found: Found) -> None:
                         f'{deep["bytes"][-1] / deep["bytes"][0]:.0%} of the bytes (virtual time)')
 
 
+    shares = growth()
+    claims.test('C05', all(first <= second for each in shares.values() for first, second in zip(each, each[1:])),
+                '; '.join(f'{name} {each[0]:.0%} of a step with one GPU, {each[1]:.0%} with 2, {each[-1]:.0%} with '
+                          f'{SERVERS[-1]}' for name, each in shares.items()), by='the cost model',
+                because='One V100 a machine, 25 Gbit/s between them, 32 images a GPU, no overlap with the backward.')
+
+
+def growth() -> dict[str, list[float]]:
+    """C05, C26: by the cost model, the share of a step that data parallelism spends on communication."""
+    cluster = preset('v100-16', per_server=1)
+    return {name: communication_share(known(name), cluster, SERVERS) for name in GROWING}
+
+
 def picture(found: Found, work: Work) -> Figure:
     """Speed and memory of every system; below, the sweeps."""
-    figure = plot.Picture(figsize=(11.0, 7.5), layout='constrained')
+    figure = plot.Picture(figsize=(13.0, 7.5), layout='constrained')
     figure.suptitle(f'{work.arch} on MNIST, {work.devices} devices, batch {work.batch}', x=0.008, ha='left', fontsize=10)
-    grid = figure.add_gridspec(2, 6, height_ratios=[1.4, 1.0])
+    grid = figure.add_gridspec(2, 8, height_ratios=[1.4, 1.0])
     names = dict(zip(KEYS, NAMES))
     there = [key for key in KEYS if key in found]
-    plot.bars({names[key]: found[key]['samples_per_second'] for key in there}, figure.add_subplot(grid[0, :3]),
+    plot.bars({names[key]: found[key]['samples_per_second'] for key in there}, figure.add_subplot(grid[0, :4]),
               title='Samples a second')
-    plot.bars({names[key]: max(found[key]['peak']) / 1e6 for key in there}, figure.add_subplot(grid[0, 3:]),
+    plot.bars({names[key]: max(found[key]['peak']) / 1e6 for key in there}, figure.add_subplot(grid[0, 4:]),
               title='Peak MB of the fullest device')
     if one := found.get('sweep-chunks'):
         plot.lines({'GPipe': (one['counts'], one['speeds'])}, figure.add_subplot(grid[1, :2]), log='x',
@@ -140,8 +158,10 @@ def picture(found: Found, work: Work) -> Figure:
         plot.lines({name: (one['sizes'], one[name]) for name in ('plain', 'pipeline')}, figure.add_subplot(grid[1, 2:4]),
                    log='x', title='Batch', x='batch', y='samples/sec')
     if one := found.get('sweep-depth'):
-        plot.lines({'a device': (one['depths'], one['per_device'])}, figure.add_subplot(grid[1, 4:]), log='x',
+        plot.lines({'a device': (one['depths'], one['per_device'])}, figure.add_subplot(grid[1, 4:6]), log='x',
                    title='Depth (virtual time)', x='stages', y='samples/sec a device')
+    plot.lines({name: (SERVERS, [100 * share for share in shares]) for name, shares in growth().items()},
+               figure.add_subplot(grid[1, 6:]), log='x', title='Communication (model)', x='machines', y='% of a step')
     return figure
 
 
