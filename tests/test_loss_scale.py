@@ -225,6 +225,35 @@ def test_what_is_accumulated_is_divided_once() -> None:
     assert all(torch.equal(value, found[1][key]) for key, value in found[0].items())
 
 
+@pytest.mark.parametrize('kind', ('cpu', pytest.param('cuda', marks=pytest.mark.gpu)))
+def test_gradients_that_half_precision_cannot_hold_survive_only_with_a_scale(kind: str) -> None:
+    """A loss so flat that float16 rounds its gradients to zero; torch's scaler on the plain model finds the same."""
+    def flat(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(output.float(), y) * 1e-9
+
+    def linear() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3))).to(kind)
+
+    x, y = torch.randn(2, ROWS, WIDTH, device=kind)
+    moved, start = [], linear()
+    for loss_scale in (None, LossScale(2.0**20)):
+        model = Pipeline(linear(), [1, 2], loss_fn=flat, optimizer=partial(torch.optim.SGD, lr=1e6), devices=[kind] * 2,
+                         loss_scale=loss_scale)
+        with torch.autocast(kind, torch.float16):
+            model.step(x, y)
+        moved.append([not torch.equal(a, b) for a, b in zip(model.parameters(), start.parameters())])
+    assert moved == [[False] * 6, [True] * 6]
+    plain, scaler = linear(), torch.amp.GradScaler(kind, 2.0**20)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=1e6)
+    with torch.autocast(kind, torch.float16):
+        loss = flat(plain(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    for mine, its in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(mine, its, rtol=1e-5 if kind == 'cuda' else 0.0, atol=1e-6 if kind == 'cuda' else 0.0)
+
+
 def on_parts() -> None:
     with pytest.raises(ValueError, match='another tensor-parallel part has overflowed'):
         parallelize(gpt(2, 8, 2, vocabulary=6, longest=5), '1x1x2', loss_fn=next_token_loss, optimizer=adam,
