@@ -1,4 +1,4 @@
-"""A run that was saved in the middle of an epoch goes on bit for bit, on every engine, whatever happened meanwhile."""
+"""Checkpoints are whole, or passed over, whatever happened meanwhile. (Runs that go on: test_resume_engines.py.)"""
 
 import hashlib
 import json
@@ -13,132 +13,19 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
-from fewgpu import DataParallel, GPipe, ModelParallel, Pipeline, launch
+from fewgpu import Pipeline, launch
 from fewgpu.checkpoint import Checkpoints, load_training_state, training_state
-
-STEPS, ROWS = 6, 8
-LAYERS = [2, 3]   # of two stages
-loss_fn = nn.functional.mse_loss
-
-
-def network() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Tanh(), nn.Linear(6, 2)).double()
-
-
-def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(ROWS, 4, dtype=torch.float64, generator=generator),
-             torch.randn(ROWS, 2, dtype=torch.float64, generator=generator)) for _ in range(STEPS)]
-
-
-def adam(parameters) -> torch.optim.Adam:
-    return torch.optim.Adam(parameters, lr=0.05)
-
-
-class Module:
-    """A run of a module with an optimizer outside of it."""
-
-    def __init__(self, wrap) -> None:
-        self.model = wrap(network())
-        self.optimizer = adam(self.model.parameters())
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
-        self.more = {'scheduler': self.scheduler}
-
-    def step(self, x, y) -> float:
-        self.optimizer.zero_grad()
-        loss = loss_fn(self.model(x), y)
-        loss.backward()
-        self.optimizer.step()
-        self.scheduler.step()
-        return loss.item()
-
-
-class Engine:
-    """A run of an engine that has its optimizers itself."""
-
-    optimizer, more = None, {}
-
-    def __init__(self, model) -> None:
-        self.model = model
-
-    def step(self, x, y) -> float:
-        return self.model.step(x, y).item()
-
-
-def pipeline(schedule: str) -> Engine:
-    devices = None if dist.is_initialized() else ['cpu'] * 2
-    return Engine(Pipeline(network(), LAYERS, schedule=schedule, chunks=2, devices=devices, loss_fn=loss_fn, optimizer=adam))
-
-
-ENGINES = {
-    'plain': lambda: Module(lambda module: module),
-    'GPipe': lambda: Module(lambda module: GPipe(module, LAYERS, chunks=2, devices=['cpu'] * 2)),
-    'ModelParallel': lambda: Module(lambda module: ModelParallel(module, LAYERS, devices=['cpu'] * 2)),
-    '1f1b': lambda: pipeline('1f1b'),
-    'pipedream': lambda: pipeline('pipedream'),
-    '2bw': lambda: pipeline('2bw'),
-}
-ON_RANKS = {'DataParallel': lambda: Module(DataParallel), '1f1b': ENGINES['1f1b'], 'gpipe': lambda: pipeline('gpipe')}
-
-
-def whole_run(make) -> list:
-    """Losses, and the weights at the end, as plain numbers."""
-    torch.manual_seed(3)
-    run = make()
-    losses = [run.step(*batch) for batch in batches()]
-    return [losses, weights(run)]
-
-
-def weights(run) -> dict:
-    return {name: value.tolist() for name, value in run.model.state_dict().items()}
-
-
-def interrupted_run(make, folder, at: int) -> list:
-    torch.manual_seed(3)
-    run = make()
-    checkpoints = Checkpoints(folder)
-    losses = [run.step(*batch) for batch in batches()[:at]]
-    checkpoints.save(at, training_state(run.model, run.optimizer, epoch=7, **run.more))
-
-    torch.manual_seed(999)   # another process would be anywhere
-    run = make()
-    saved = Checkpoints(folder).latest()
-    more = load_training_state(saved, run.model, run.optimizer, **run.more)
-    assert (saved.step, more) == (at, {'epoch': 7})
-    return [losses + [run.step(*batch) for batch in batches()[at:]], weights(run)]
-
-
-@pytest.mark.parametrize('name', ENGINES)
-@pytest.mark.parametrize('at', (1, 3, 5))
-def test_a_run_goes_on_bit_for_bit(name: str, at: int, tmp_path: Path) -> None:
-    assert interrupted_run(ENGINES[name], tmp_path, at) == whole_run(ENGINES[name])
-
-
-def on_ranks(folder: str) -> dict:
-    found = {}
-    for name, make in ON_RANKS.items():
-        found[name] = [whole_run(make), interrupted_run(make, os.path.join(folder, name), 3)]
-    return found
-
-
-@pytest.mark.slow
-def test_runs_on_ranks_go_on_bit_for_bit(tmp_path: Path) -> None:
-    for of_rank in launch(on_ranks, 2, args=(str(tmp_path),)):
-        for whole, interrupted in of_rank.values():
-            assert interrupted == whole
-
+from tests.runs import ON_RANKS, Engine, Module, adam, batches, loss_fn, network
 
 @pytest.mark.slow
 def test_what_ranks_saved_goes_on_in_one_process_and_with_another_cut(tmp_path: Path) -> None:
-    launch(on_ranks, 2, args=(str(tmp_path),))
-    saved = Checkpoints(tmp_path / '1f1b').latest()
+    launch(saves_on_ranks, 2, args=(str(tmp_path),))
+    saved = Checkpoints(tmp_path).latest()
     assert len(saved.parts) == 2
-    plain = Module(lambda module: module)
+    plain = Module(network(), adam)
     other = Engine(Pipeline(network(), [1, 1, 3], chunks=2, devices=['cpu'] * 3, loss_fn=loss_fn, optimizer=adam))
     for run in (plain, other):
         load_training_state(saved, run.model, run.optimizer)
@@ -149,6 +36,13 @@ def test_what_ranks_saved_goes_on_in_one_process_and_with_another_cut(tmp_path: 
     for name, remembered in training_state(plain.model, plain.optimizer)['optimizer']['state'].items():
         assert all(torch.equal(torch.as_tensor(value), torch.as_tensor(taken[name][key]))
                    for key, value in remembered.items())
+
+
+def saves_on_ranks(folder: str) -> None:
+    run = ON_RANKS['1f1b'](network(), adam, 2)
+    for batch in batches()[:3]:
+        run.step(*batch)
+    Checkpoints(folder).save(3, training_state(run.model, run.optimizer))
 
 
 @settings(max_examples=25)
@@ -223,7 +117,7 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
 
 
 def test_what_is_missing_is_named(tmp_path):
-    run = ENGINES['plain']()
+    run = Module(network(), adam)
     run.step(*batches()[0])
     state = training_state(run.model, run.optimizer)
     state['optimizer']['options'].pop('4.weight')

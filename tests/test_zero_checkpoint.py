@@ -123,11 +123,11 @@ def _refuses_what_belongs_to_another_model() -> None:
     with pytest.raises(ValueError, match='assign'):
         model.load_state_dict(model.state_dict(), assign=True)
     state = model.optimizer_state()
-    state['state']['another'] = state['state'].pop('0.weight')
+    state['options']['another'] = state['options'].pop('0.weight')
     with pytest.raises(ValueError, match='belongs to another model.*0.weight'):
         model.load_optimizer_state(state)
     state['state']['0.weight'] = {'exp_avg': torch.zeros(1, 1, 1)}
-    del state['state']['another']
+    state['options']['0.weight'] = state['options'].pop('another')
     with pytest.raises(ValueError, match='exp_avg'):
         model.load_optimizer_state(state)
 

@@ -15,6 +15,7 @@ from torch import nn
 from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.loss import LossFn, WithLoss
+from fewgpu.loss_scale import LossScale
 from fewgpu.partition import place, split
 from fewgpu.schedule import TARGET, Schedule
 from fewgpu.skip_routes import wrapped
@@ -68,19 +69,26 @@ class Held:
         for layers in self._layers.values():
             yield from layers.named_parameters()
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Of the plain model, or any part of it that has the own entries. All replicas here take them, for a
+        state has the buffers of one only."""
+        for layers in self._layers.values():
+            layers.load_state_dict({key: state[key] for key in layers.state_dict() if key in state})
+
     def holds(self, stage: int) -> bool:
         return stage in self._first
 
     def begin(self, row: int, schedule: Schedule, context: Context, average: Average | None, *,
-              mini_batches: int = 1) -> dict[int, StageStep]:
+              mini_batches: int = 1, updates: bool = True) -> dict[int, StageStep]:
         """A step of the stages of a row, which is to run its operations in `schedule` (with messages) on
-        so many mini-batches."""
+        so many mini-batches. Without `updates` gradients are left in the parameters' `.grad`."""
         begun = {}
         for s, module in self.of_row(row).items():
             ops = [op for op in schedule.rows[row] if op.stage == s]
             if any(op.message and op.message.what == TARGET for op in ops):
                 module = self._with_loss[row]
-            stage = Stage(s, module, self._device_of[row], self.optimizers.get((row, s)), average)
+            optimizer = self.optimizers.get((row, s)) if updates else None
+            stage = Stage(s, module, self._device_of[row], optimizer, average)
             begun[s] = stage.begin(context, max(1, sum(op.kind == 'F' for op in ops) // mini_batches))
         return begun
 
@@ -150,6 +158,15 @@ def verify_makes_optimizers(optimizer: Any) -> None:
     if isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError('every stage has an optimizer of its own: pass what makes it, as '
                         'optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)')
+
+
+def verify_loss_scale(loss_scale: Any, *, updates: bool) -> None:
+    """Raises TypeError for what is no LossScale, ValueError for one without optimizers."""
+    if loss_scale is not None and not isinstance(loss_scale, LossScale):
+        raise TypeError(f'loss_scale is a fewgpu.loss_scale.LossScale (a GradScaler is for those who call backward and '
+                        f'step themselves), not {loss_scale!r}')
+    if loss_scale is not None and not updates:
+        raise ValueError('a loss scale needs optimizer=...: stages agree before they update')
 
 
 def verify_layout(layout: Schedule, ranks: int | None, *, replicas: bool, updates: bool) -> None:

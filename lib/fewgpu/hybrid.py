@@ -141,6 +141,9 @@ def hybrid(module: nn.Sequential, balance: Iterable[int], *, replicas: int, part
     if min(replicas, parts) < 1 or world_size % (replicas * parts):
         raise ValueError(f'{world_size} ranks cannot be shared out to {replicas} pipelines evenly: '
                          f'start a multiple of {max(replicas, 1) * max(parts, 1)} ranks')
+    if parts > 1 and options.get('loss_scale'):
+        raise ValueError('a loss scale does not know whether another tensor-parallel part has overflowed: train in '
+                         'bfloat16, which needs none')
     grid = Grid(replicas, world_size // (replicas * parts), parts)
     replica, stage, part = grid.place(dist.get_rank())
     every_part = _own_group([[grid.rank(d, s, t) for t in range(parts)]

@@ -36,7 +36,8 @@ class MiniBatches:
                              f'{min(self.counts)} to {max(self.counts)}: give all at least as many rows as '
                              f'chunks')
 
-    def messages(self, schedule: Schedule, loss_fn: LossFn, stages: Collection[int]) -> dict[Message, Any]:
+    def messages(self, schedule: Schedule, loss_fn: LossFn, stages: Collection[int], scale: float = 1.0
+                 ) -> dict[Message, Any]:
         """What the caller sends to those of `stages` that take some. Raises as `target_messages` does."""
         messages: dict[Message, Any] = {}
         for first, x, y, rows in zip(accumulate(self.counts, initial=0), self.xs, self.ys, self.rows):
@@ -44,7 +45,7 @@ class MiniBatches:
             if 0 in stages:
                 parts |= {activation(0, i): part for i, part in enumerate(scatter(x, len(rows)))}
             if schedule.stages - 1 in stages:
-                parts |= target_messages(y, rows, schedule, loss_fn)
+                parts |= target_messages(y, rows, schedule, loss_fn, scale)
             messages |= {message._replace(micro_batch=first + message.micro_batch): value
                          for message, value in parts.items()}
         return messages

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 Named = Iterable[tuple[str, nn.Parameter]]
 
@@ -34,8 +35,8 @@ def load_named_state(named: Named, optimizers: Iterable[torch.optim.Optimizer],
                      saved: Mapping[str, Mapping[str, Any]]) -> None:
     """Give every optimizer what was remembered of its parameters; `saved` may have more names.
 
-    The options of a group of parameters are those of its first one. Raises KeyError for a parameter that was
-    not saved.
+    They get copies: several may train replicas of one parameter. The options of a group of parameters are those
+    of its first one. Raises KeyError for a parameter that was not saved.
     """
     names = {parameter: name for name, parameter in named}
     for optimizer in optimizers:
@@ -47,6 +48,6 @@ def load_named_state(named: Named, optimizers: Iterable[torch.optim.Optimizer],
                 if name not in saved['options']:
                     raise KeyError(f'the checkpoint has no optimizer state of {name}: was it saved with this model?')
                 if name in saved['state']:
-                    state[number] = saved['state'][name]
+                    state[number] = pytree.tree_map_only(torch.Tensor, torch.clone, dict(saved['state'][name]))
             numbered.update(saved['options'][of_group[0]] if of_group else {})
         optimizer.load_state_dict({'state': state, 'param_groups': own['param_groups']})

@@ -23,8 +23,10 @@ from torch import nn
 
 from fewgpu.context import Context
 from fewgpu.held import (Held, MakeOptimizer, device_of_rank, is_distributed, of_all_replicas, start_alike,
-                         verify_alike, verify_layout, verify_makes_optimizers)
+                         verify_alike, verify_layout, verify_loss_scale,
+                         verify_makes_optimizers)
 from fewgpu.loss import LossFn, is_mean
+from fewgpu.loss_scale import LossScale
 from fewgpu.microbatch import gather, rows_of, sizes, verify_chunks
 from fewgpu.minibatches import MiniBatches, pairs, verify_same_rows
 from fewgpu.optimizer_state import load_named_state, named_state
@@ -36,6 +38,7 @@ from fewgpu.schedule.named import schedule_makers
 from fewgpu.schedule.plans import Plans
 from fewgpu.skip_routes import routes
 from fewgpu.trace import Timeline
+from fewgpu.updates import updating, verify_can_wait
 from fewgpu.transport import Mailbox, refuse_devices_around
 
 if TYPE_CHECKING:
@@ -65,6 +68,8 @@ class Pipeline:
         replicas: other pipelines that train the same model (see `fewgpu.hybrid`).
         skips: how long skips travel (see `fewgpu.skip_routes`): 'straight', or 'through' all stages between.
         time_limit: seconds that a device may wait for a message; on ranks it is 60 by default.
+        loss_scale: a `LossScale`, for float16. A schedule that flushes then updates when all stages are through, all
+            of them or (after an overflow) none; under another one each stage leaves out its own updates.
 
     Results equal those of the plain model, trained micro-batch by micro-batch ('pipedream', '2bw' and
     'pipemare': by their rule of delayed weights, from an empty pipeline in every `step` or `train`).
@@ -83,12 +88,15 @@ class Pipeline:
                  devices: Sequence[Any] | None = None, loss_fn: LossFn,
                  optimizer: MakeOptimizer | None = None, checkpoint: str = 'never',
                  ranks: 'Ranks | None' = None, replicas: 'Replicas | None' = None,
-                 skips: str = 'straight', time_limit: float | None = None) -> None:
+                 skips: str = 'straight', time_limit: float | None = None,
+                 loss_scale: LossScale | None = None) -> None:
         verify_module(module)
         verify_devices(devices)
         self.balance = verify_balance(module, balance)
         chunks = verify_chunks(chunks)
         verify_makes_optimizers(optimizer)
+        verify_loss_scale(loss_scale, updates=optimizer is not None)
+        self.loss_scale = loss_scale
         self.chunks, self.checkpoint, self.time_limit = chunks, checkpoint, time_limit
         self.loss_fn, self._last = loss_fn, len(self.balance) - 1
         if ranks is None and is_distributed(devices):
@@ -107,7 +115,7 @@ class Pipeline:
         if ranks:
             verify_alike(ranks, module, {
                 'balance': self.balance, 'schedule': layout.name, 'chunks': chunks,
-                'checkpoint': checkpoint, 'an optimizer': optimizer is not None})
+                'checkpoint': checkpoint, 'an optimizer': optimizer is not None, 'loss_scale': loss_scale})
         self._held = Held(module, self.balance, layout, self._rows, devices, loss_fn, optimizer)
         self.module, self.devices = self._held.module, self._held.devices   #: of this process
         self.optimizers = self._held.optimizers = with_delays(self._held.optimizers, self._plans)   #: by (row, stage)
@@ -118,16 +126,18 @@ class Pipeline:
             replicas.start_alike(self.module)
         self._latest, self._spans = layout, [[] for _ in layout.rows]   # the schedule and its spans
 
-    def step(self, x: Any, y: Any) -> torch.Tensor:
+    def step(self, x: Any, y: Any, *, update: bool = True) -> torch.Tensor:
         """Train on one mini-batch; its loss, a tensor without a graph (on every rank).
 
         `x` are the inputs, a tensor or a nesting of tensors cut along their first dimension, and
         `y` the targets. On ranks only those with the first stage need x, and those with the last
-        stage y; the others may pass None.
+        stage y; the others may pass None. With `update=False` gradients are added to the parameters' `.grad`, as
+        a backward does, for the next step that updates; a schedule that updates within a step cannot wait.
         """
+        verify_can_wait(self._plans.layout, update)
         with self._together(), torch.enable_grad():
             batches, seed = self._agree([x], [y])
-            return self._train(self._plans.of('training', *batches.counts, True), batches, seed)[0]
+            return self._train(self._plans.of('training', *batches.counts, True), batches, seed, update)[0]
 
     def train(self, batches: Iterable[tuple[Any, Any]]) -> list[torch.Tensor]:
         """Train on many mini-batches (x, y), and the pipeline does not drain in between; their losses.
@@ -141,6 +151,8 @@ class Pipeline:
         xs, ys = pairs(batches)
         if self.replicas:
             raise ValueError('pipelines with replicas train step by step: call step(x, y)')
+        if self.loss_scale and self._plans.layout.update_every is None:   # whose stages wait for each other
+            return [self.step(x, y) for x, y in zip(xs, ys)]
         with self._together(), torch.enable_grad():
             batches, seed = self._agree(xs, ys)
             return self._train(self._plans.long_run(batches.counts), batches, seed)
@@ -186,8 +198,7 @@ class Pipeline:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the own entries out of the plain model's state_dict, or any part of it that has
         them; raises as torch does if one is missing."""
-        own = self.module.state_dict().keys()
-        self.module.load_state_dict({key: value for key, value in state.items() if key in own})
+        self._held.load_state_dict(state)
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
         """What the optimizers of this process remember, by the plain model's names."""
@@ -230,23 +241,34 @@ class Pipeline:
             self.replicas.begin(told[0], seed, self.devices[0].torch, is_mean=is_mean(self.loss_fn))
         return MiniBatches(xs, ys, [sizes(count, self.chunks) for count in told]), seed
 
-    def _train(self, plan: tuple[Schedule, Schedule], batches: MiniBatches, seed: int) -> list[torch.Tensor]:
-        values = self._execute(plan, batches, seed)
+    def _train(self, plan: tuple[Schedule, Schedule], batches: MiniBatches, seed: int, update: bool = True
+               ) -> list[torch.Tensor]:
+        with updating(self.optimizers.values(), self.loss_scale, self._all, update=update,
+                      within=plan[0].update_every is not None) as at_once:
+            values = self._execute(plan, batches, seed, updates=at_once)
         return [*self._tell_all(batches.losses(values, plan[0].update_every, self.loss_fn))]
 
-    def _execute(self, plan: tuple[Schedule, Schedule], batches: MiniBatches, seed: int) -> list[Any]:
+    def _all(self, own: bool) -> bool:
+        """Is it so in all processes of this pipeline?"""
+        return all([self.ranks.tell(row, own) for row in range(self.ranks.size)]) if self.ranks else own
+
+    def _execute(self, plan: tuple[Schedule, Schedule], batches: MiniBatches, seed: int, updates: bool = True
+                 ) -> list[Any]:
         """Run a schedule, given without and with messages; what the last stage returned, a value a
         micro-batch, if it is known here."""
         whole, schedule = plan
         ends = [s for s in {0, self._last} if self._held.holds(s)]
-        messages = {message: value for message, value in batches.messages(whole, self.loss_fn, ends).items()
+        scale = self.loss_scale.scale if self.loss_scale else 1.0
+        messages = {message: value for message, value in batches.messages(whole, self.loss_fn, ends, scale).items()
                     if whole.receiver_of(message) in self._rows}
         own = [i for i in range(whole.micro_batches) if whole.device_at(self._last, i) in self._rows]
         context = Context.capture(self.devices, seed)
         batches.verify_for(self.module)
         self._held.align()
-        stages = [self._held.begin(row, schedule, context, self.replicas and self.replicas.average,
-                                   mini_batches=len(batches.rows)) for row in self._rows]
+        average = self.replicas.average if self.replicas else (
+            self.loss_scale.unscaled_or_none if self.loss_scale and updates else None)
+        stages = [self._held.begin(row, schedule, context, average, mini_batches=len(batches.rows), updates=updates)
+                  for row in self._rows]
         self._latest, limit = schedule, self.time_limit
         mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(schedule, time_limit=limit)
         with telling_who_updated(stages):

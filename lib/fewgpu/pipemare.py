@@ -49,9 +49,10 @@ class PipeMare:
                              f'{annealing} and {decay}')
         self.optimizer, self.annealing, self.decay = optimizer, annealing, decay
         self.delay, self.corrects = 0.0, False
-        self.late_updates = 0   #: k of T1
         self._is_late = False
-        self._delta: list[torch.Tensor] = []
+        self._delta: dict[torch.Tensor, torch.Tensor] = {}
+        for group in self.param_groups:   # an option like any other: it is saved and loaded as they are
+            group.setdefault('late_updates', 0)
 
     def of_stage(self, delay: float, *, corrects: bool) -> None:
         """Its stage has so many updates of delay (tau); `corrects` says whether T2 is wanted."""
@@ -60,6 +61,18 @@ class PipeMare:
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         return self.optimizer.param_groups
+
+    @property
+    def late_updates(self) -> int:
+        """k of T1."""
+        return self.param_groups[0]['late_updates']
+
+    @property
+    def state(self) -> dict[torch.Tensor, dict[str, Any]]:
+        """What is remembered of each parameter: by the optimizer, and the 'delta' of T2."""
+        own, deltas = self.optimizer.state, {each: {'delta': delta} for each, delta in self._delta.items()}
+        return {parameter: {**own.get(parameter, {}), **deltas.get(parameter, {})}
+                for parameter in self._parameters() if parameter in own or parameter in deltas}
 
     @torch.no_grad()
     def step(self) -> None:
@@ -71,10 +84,12 @@ class PipeMare:
             self.optimizer.step()
         if weights:
             gamma = self.decay ** (1.0 / self.delay)
-            self._delta = self._delta or [torch.zeros_like(weight) for weight in weights]
-            torch._foreach_mul_(self._delta, gamma)
-            torch._foreach_add_(self._delta, torch._foreach_sub(weights, before), alpha=1.0 - gamma)
-        self.late_updates += self._is_late
+            for parameter in self._parameters():
+                self._delta.setdefault(parameter, torch.zeros_like(parameter.data))
+            torch._foreach_mul_(self._deltas(), gamma)
+            torch._foreach_add_(self._deltas(), torch._foreach_sub(weights, before), alpha=1.0 - gamma)
+        for group in self.param_groups:
+            group['late_updates'] += self._is_late
         self._is_late = False
 
     def zero_grad(self) -> None:
@@ -95,25 +110,44 @@ class PipeMare:
         weights = self._weights()
         kept = [weight.clone() for weight in weights]
         try:
-            torch._foreach_sub_(weights, torch._foreach_mul(self._delta, late))
+            torch._foreach_sub_(weights, torch._foreach_mul(self._deltas(), late))
             yield
         finally:
             torch._foreach_copy_(weights, kept)
 
     def state_dict(self) -> dict[str, Any]:
-        return {'optimizer': self.optimizer.state_dict(), 'late_updates': self.late_updates,
-                'delta': list(self._delta)}
+        """The optimizer's, with the 'delta' of each parameter beside what it remembers."""
+        saved = self.optimizer.state_dict()
+        numbers = [number for group in saved['param_groups'] for number in group['params']]
+        state = self.state
+        return {**saved, 'state': {number: state[parameter] for number, parameter in
+                                   zip(numbers, self._parameters(), strict=True) if parameter in state}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state['optimizer'])
-        self.late_updates = state['late_updates']
-        self._delta = [delta.to(weight.device, copy=True)
-                       for delta, weight in zip(state['delta'], self._weights())]
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """What `state_dict` gave, or what that of the optimizer alone gave: then T1 and T2 begin anew."""
+        state = {number: dict(values) for number, values in saved['state'].items()}
+        deltas = {number: values.pop('delta') for number, values in state.items() if 'delta' in values}
+        self.optimizer.load_state_dict(
+            {**saved, 'state': {number: values for number, values in state.items() if values}})
+        for group in self.param_groups:
+            group.setdefault('late_updates', 0)
+        numbers = [number for group in saved['param_groups'] for number in group['params']]
+        self._delta = {parameter: deltas[number].to(parameter.device, copy=True)
+                       for number, parameter in zip(numbers, self._parameters(), strict=True) if number in deltas}
+        if self._delta:   # T2 corrects all weights of a stage
+            for parameter in self._parameters():
+                self._delta.setdefault(parameter, torch.zeros_like(parameter.data))
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self.param_groups for parameter in group['params']]
+
+    def _deltas(self) -> list[torch.Tensor]:
+        return [self._delta[parameter] for parameter in self._parameters()]
 
     def _weights(self) -> list[torch.Tensor]:
         """The memory of the parameters, which shares no counter of changes with them: to write into it
         is no change of what a graph has saved, as far as autograd knows."""
-        return [parameter.data for group in self.param_groups for parameter in group['params']]
+        return [parameter.data for parameter in self._parameters()]
 
     @contextlib.contextmanager
     def _scaled(self, rate: float) -> Iterator[None]:

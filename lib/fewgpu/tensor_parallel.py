@@ -175,10 +175,15 @@ def plain_state_dict(module: nn.Module) -> dict[str, Tensor]:
 
 def load_plain_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Take this rank's parts out of a plain module's state_dict; raises as torch does if one is missing."""
+    module.load_state_dict(own_state_dict(module, state))
+
+
+def own_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A plain module's state_dict, or a part of it, with this rank's share of what is cut."""
     own = dict(state)
     for prefix, part in module.named_modules():
         for name, cut in part.cuts.items() if isinstance(part, Sharded) else ():
             key = f'{prefix}.{name}' if prefix else name
             if key in own:
                 own[key] = cut.own(own[key], part.group).detach()
-    module.load_state_dict(own)
+    return own

@@ -31,7 +31,9 @@ from fewgpu.device import Device, choose_devices
 from fewgpu.loss import LossFn, is_mean, verify_all_rows_count
 from fewgpu.microbatch import gather, rows_of, scatter, sizes
 from fewgpu.partition import turn_of, verify_module
+from fewgpu.offload.packed import options, restore_options
 from fewgpu.offload.shares import Alone, Together
+from fewgpu.offload.states import load_optimizer_state, optimizer_state
 from fewgpu.offload.store import HostStore, Store
 from fewgpu.offload.unit import MakeOptimizer, make_units, to_device
 from fewgpu.offload.versions import Versions
@@ -77,6 +79,8 @@ class Offloaded:
 
     A TiledLinear in a layer is loaded tile by tile (on ranks, whole): in the forward, the recompute and
     the backward of every micro-batch.
+
+    There is no loss scale, for layers update one by one before the last gradient is known: use bfloat16.
 
     A `step` that fails changes nothing: parameters, states and buffers are those of the step before,
     in the stores as here. Raises what `Pipeline` raises for a module or a loss that does not fit.
@@ -127,9 +131,7 @@ class Offloaded:
 
     def _commit(self, steps: int) -> None:
         self._versions.write('buffers', [*self.module.buffers()])
-        self._versions.commit({'facts': self._facts, 'steps': steps, 'options': [
-            [{key: value for key, value in group.items() if _is_plain(value)} for group in each.param_groups]
-            for each in self.optimizers]})
+        self._versions.commit({'facts': self._facts, 'steps': steps, 'options': [*map(options, self.optimizers)]})
         self.steps = steps
 
     @torch.no_grad()
@@ -139,10 +141,8 @@ class Offloaded:
         self.steps = about['steps']
         for buffer, value in zip(self.module.buffers(), self._versions.read('buffers')):
             buffer.copy_(value)
-        for optimizer, groups in zip(self.optimizers, about['options']):
-            for group, options in zip(optimizer.param_groups, groups):
-                group.update({key: tuple(value) if isinstance(value, list) else value
-                              for key, value in options.items()})
+        for optimizer, written in zip(self.optimizers, about['options']):
+            restore_options(optimizer, written)
 
     def step(self, x: Any, y: Any, chunks: int = 1) -> torch.Tensor:
         """Train on one mini-batch, in `chunks` micro-batches; its loss, a tensor without a graph.
@@ -225,6 +225,19 @@ class Offloaded:
                 buffer.copy_(values.get(buffer, buffer))
             self._commit(self.steps)
 
+    def optimizer_state(self) -> dict[str, dict[str, Any]]:
+        """What the optimizers remember, whole, by the plain model's names (see fewgpu.optimizer_state); on
+        ranks all call it."""
+        return optimizer_state(self.module, self._pieces, self._versions)
+
+    @torch.no_grad()
+    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take what `optimizer_state` gave, here or by another engine. Raises KeyError, before anything has
+        changed, for a parameter that was not saved."""
+        with self._turn, self._all_or_nothing():
+            load_optimizer_state(self.module, self._pieces, self._versions, state, self._shapes)
+            self._commit(self.steps)
+
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
         try:
@@ -236,9 +249,3 @@ class Offloaded:
         finally:
             for unit in self._units:
                 unit.end()
-
-
-def _is_plain(value: Any) -> bool:
-    """Can an option of an optimizer be written down? (Its parameters cannot.)"""
-    return value is None or isinstance(value, (bool, int, float, str)) or (
-        isinstance(value, (list, tuple)) and all(isinstance(part, (bool, int, float)) for part in value))

@@ -26,6 +26,7 @@ class Whole:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.trained = [parameter.requires_grad for parameter in parameters]   #: of every tensor kept
+        self.places = [*range(len(parameters))]   #: of every parameter: in which tensor it is kept
 
     def own(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What this rank keeps of the parameters."""
@@ -56,6 +57,7 @@ class Slices:
         self._room = [[_padded(parameters[i].numel(), _ALIGNED // dtype.itemsize) for i in members]
                       for (dtype, _), members in zip(self._kinds, self._members)]
         self.trained = [trained for _, trained in self._kinds]   #: of every tensor kept
+        self.places = [*map(self._kinds.index, kinds)]   #: of every parameter: in which tensor it is kept
 
     def _sizes(self, room: list[int]) -> list[int]:
         """Elements a rank."""

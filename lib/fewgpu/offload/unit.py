@@ -22,6 +22,7 @@ from fewgpu.ahead import Ahead
 from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.loss import LossFn, WithLoss
+from fewgpu.offload.packed import packed, unpack
 from fewgpu.offload.shares import Alone, Slices, Whole
 from fewgpu.stage import Stage
 from fewgpu.tiled import Source, Tile, TiledLinear
@@ -73,13 +74,17 @@ class Piece:
             self._write(versions, own)
         for parameter in parameters:
             parameter.data, parameter.grad = parameter.data.new_empty(0), None
-        self._let_go()
+        self.let_go()
 
     def _write(self, versions: Versions, own: list[torch.Tensor]) -> None:
         if own:
             versions.write(f'{self.name}.weights', own)
+        self.write_states(versions)
+
+    def write_states(self, versions: Versions) -> None:
+        """What the optimizer holds at the moment."""
         if self.hosts:
-            versions.write(f'{self.name}.states', *_packed(self.optimizer, self.hosts))
+            versions.write(f'{self.name}.states', *packed(self.optimizer, self.hosts))
 
     def write(self, versions: Versions, values: list[torch.Tensor]) -> None:
         """Other values for what this rank keeps."""
@@ -93,7 +98,8 @@ class Piece:
         """Those of the optimizer, and where they belong."""
         return versions.read(f'{self.name}.states'), versions.described(f'{self.name}.states')
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Of the values and states: they are in the stores."""
         for host in self.hosts:
             host.data, host.grad = torch.empty(0, dtype=host.dtype), None
         if self.optimizer is not None:
@@ -106,36 +112,13 @@ class Piece:
         try:
             for host, k in zip(self.hosts, trained):
                 host.data, host.grad = own[k], gradients[k]
-            _unpack(self.optimizer, self.hosts, *states)
+            unpack(self.optimizer, self.hosts, *states)
             self.optimizer.step()
             for host, k in zip(self.hosts, trained):
                 own[k] = host.data
             self._write(versions, own)
         finally:
-            self._let_go()
-
-
-def _packed(optimizer: torch.optim.Optimizer, hosts: list[nn.Parameter]) -> tuple[list[torch.Tensor], Any]:
-    """The tensors of the optimizer's states, and where they belong: [parameter, key, its number or value]."""
-    tensors: list[torch.Tensor] = []
-    places: list[tuple[int, str, int | None, Any]] = []
-    for index, host in enumerate(hosts):
-        for key, value in optimizer.state.get(host, {}).items():
-            if isinstance(value, torch.Tensor):
-                places.append((index, key, len(tensors), None))
-                tensors.append(value)
-            elif value is None or isinstance(value, (bool, int, float, str)):
-                places.append((index, key, None, value))
-            else:
-                raise TypeError(f"{type(optimizer).__name__} keeps {key!r}, a {type(value).__name__}, which "
-                                f'cannot be stored: use an optimizer whose states are tensors and numbers')
-    return tensors, places
-
-
-def _unpack(optimizer: torch.optim.Optimizer, hosts: list[nn.Parameter], tensors: list[torch.Tensor],
-            places: Any) -> None:
-    for index, key, number, value in places:
-        optimizer.state[hosts[index]][key] = value if number is None else tensors[number]
+            self.let_go()
 
 
 class Unit:

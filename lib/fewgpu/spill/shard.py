@@ -89,19 +89,20 @@ class Shard:
                 or storage(tensor) != storage(copy))
 
     @torch.no_grad()
-    def write_back(self, gradients: Gradients, device: Device) -> None:
-        """Take the gradients to the host, and let the optimizer, if there is one, use them there."""
+    def write_back(self, gradients: Gradients, device: Device, *, update: bool = True) -> None:
+        """Take the gradients to the host, and let the optimizer, if there is one, use them there (`update`)."""
+        optimizer = self.optimizer if update else None
         parameters = [parameter for parameter, gradient in gradients.items() if gradient is not None]
         values = sent([gradients[parameter] for parameter in parameters], device, None)
         gradients.clear()   # the device's memory goes before the optimizer works
         try:
             for parameter, gradient in zip(parameters, values):
                 accumulate(parameter, gradient)
-            if self.optimizer is not None:
-                self.optimizer.step()
+            if optimizer is not None:
+                optimizer.step()
         finally:   # what is left of a step that failed would be added to the next one
-            if self.optimizer is not None:
-                self.optimizer.zero_grad()
+            if optimizer is not None:
+                optimizer.zero_grad()
 
 
 class Placed(NamedTuple):

@@ -32,11 +32,14 @@ from torch.utils import _pytree as pytree
 from fewgpu.ahead import Ahead
 from fewgpu.context import Context
 from fewgpu.device import Device, choose_devices, one_thread
-from fewgpu.held import MakeOptimizer
+from fewgpu.held import MakeOptimizer, verify_loss_scale
 from fewgpu.loss import LossFn
+from fewgpu.loss_scale import LossScale
 from fewgpu.microbatch import rows_of
+from fewgpu.optimizer_state import load_named_state, named_state
 from fewgpu.partition import split, turn_of, verify_balance, verify_module
 from fewgpu.spill.shard import Placed, Shard
+from fewgpu.updates import updating
 from fewgpu.spill.units import Behind, MiniBatch, Visit, WithLoss, units
 
 
@@ -53,6 +56,7 @@ class Spilled:
             (over `parameters()`; several steps before its step accumulate).
         prefetch: load the next shard and store the last gradients while a unit computes.
         inputs_on_host: what the forward keeps goes to the host until the backward.
+        loss_scale: a `LossScale`, for float16: then all shards update after the backward, or none does.
 
     Results are those of the plain model; a shard draws random numbers from the stream of stage s, as
     in a Pipeline of the same balance with one micro-batch. Raises TypeError and ValueError as Pipeline does.
@@ -60,11 +64,13 @@ class Spilled:
 
     def __init__(self, module: nn.Sequential, balance: Iterable[int], *, device: Device | None = None,
                  loss_fn: LossFn, optimizer: MakeOptimizer | None = None, prefetch: bool = True,
-                 inputs_on_host: bool = False) -> None:
+                 inputs_on_host: bool = False, loss_scale: LossScale | None = None) -> None:
         verify_module(module)
         if isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError('every shard has an optimizer of its own: pass what makes it, as '
                             'optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)')
+        verify_loss_scale(loss_scale, updates=optimizer is not None)
+        self.loss_scale = loss_scale
         self.balance = verify_balance(module, balance)
         self.module, self.device = module.to('cpu'), device or choose_devices(1)[0]
         self.prefetch, self.inputs_on_host = prefetch, inputs_on_host
@@ -78,14 +84,16 @@ class Spilled:
         self.visits: list[Visit] = []   #: of the latest step
         self.turn = turn_of(module)   #: the lock that who trains it holds
 
-    def step(self, x: Any, y: Any, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    def step(self, x: Any, y: Any, *, generator: torch.Generator | None = None, update: bool = True) -> torch.Tensor:
         """Train on one mini-batch; its loss, a tensor without a graph, on the host.
 
-        `generator` gives the seed of the step's random streams, by default torch's own does.
+        `generator` gives the seed of the step's random streams, by default torch's own does. With `update=False`
+        gradients are added to the parameters' `.grad`, for the next step that updates.
         """
-        with self.turn, torch.enable_grad():
+        with (self.turn, torch.enable_grad(), updating(self._optimizers(), self.loss_scale, bool, update=update,
+                                                        within=False) as at_once):
             context, self.visits = Context.capture([self.device], draw_seed(generator)), []
-            batch = self.begin(x, y, context, self.visits)
+            batch = self.begin(x, y, context, self.visits, updates=at_once)
             promote = partial(batch.promote, device=self.device)
             with _as_a_worker(self.device, context), Behind(self.device, self.prefetch) as behind:
                 for unit, copies in Ahead(self.units, promote, depth=int(self.prefetch)):
@@ -94,17 +102,21 @@ class Spilled:
                     behind(batch, unit, gradients, self.device)
         return batch.loss
 
-    def begin(self, x: Any, y: Any, context: Context, visits: list[Visit], name: str = '') -> MiniBatch:
+    def begin(self, x: Any, y: Any, context: Context, visits: list[Visit], name: str = '', *, updates: bool = True
+              ) -> MiniBatch:
         """A mini-batch whose units are to run, one after the other, on any of the context's devices.
-        Errors will call the model by its name.
+        Errors will call the model by its name. Its shards update as they go, unless told otherwise.
 
-        Raises ValueError if x and y differ in their rows.
+        Raises ValueError if x and y differ in their rows, or if a loss scale would not be heeded.
         """
         if rows_of(y) != rows_of(x):
             raise ValueError(f'{rows_of(y)} rows of targets for {rows_of(x)} rows of inputs')
+        if updates and self.loss_scale:
+            raise ValueError('a model with a loss scale trains by its own step, not beside others')
+        scale = self.loss_scale.scale if self.loss_scale else 1.0
         x = Placed(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, x), None)
         return MiniBatch(self.shards, self._with_loss, x, y, context, visits,
-                         inputs_on_host=self.inputs_on_host, name=name)
+                         inputs_on_host=self.inputs_on_host, name=name, updates=updates, scale=scale)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return self.module.parameters()
@@ -117,17 +129,15 @@ class Spilled:
         self.module.load_state_dict(state)
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
-        """What the optimizers remember of each parameter, by its name in the plain model."""
-        return {name: shard.optimizer.state[parameter] for shard in self.shards if shard.optimizer
-                for name, parameter in shard.module.named_parameters() if parameter in shard.optimizer.state}
+        """What the optimizers remember, by the plain model's names: see fewgpu.optimizer_state."""
+        return named_state(self.module.named_parameters(), self._optimizers())
 
     def load_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over copies of what `optimizer_state` gave, perhaps with another balance."""
-        for shard in self.shards:
-            for name, parameter in shard.module.named_parameters():
-                if shard.optimizer and name in state:
-                    shard.optimizer.state[parameter] = pytree.tree_map_only(
-                        torch.Tensor, lambda tensor: tensor.detach().clone(), dict(state[name]))
+        """Take over copies of what `optimizer_state` gave, perhaps with another balance or engine."""
+        load_named_state(self.module.named_parameters(), self._optimizers(), state)
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [shard.optimizer for shard in self.shards if shard.optimizer]
 
 
 def _optimizer(module: nn.Module, make: MakeOptimizer | None) -> torch.optim.Optimizer | None:

@@ -56,14 +56,17 @@ class MiniBatch:
     """One mini-batch on its way through the shards: what lives between two units.
 
     `visits` receives what was done when; with `inputs_on_host` what a forward keeps goes to the host; errors
-    name the model, if it has a name.
+    name the model, if it has a name. Without `updates` gradients stay in the parameters' `.grad`; the backward
+    starts from `scale`.
     """
 
     def __init__(self, shards: Sequence[Shard], with_loss: 'WithLoss | None', x: Placed, y: Any,
-                 context: Context, visits: list[Visit], *, inputs_on_host: bool, name: str = '') -> None:
+                 context: Context, visits: list[Visit], *, inputs_on_host: bool, name: str = '',
+                 updates: bool = True, scale: float = 1.0) -> None:
         self.shards, self.loss = shards, None   #: the loss: when the unit L is done
         self._with_loss, self._context, self._visits = with_loss, context, visits
         self._on_host, self._name, self._target = inputs_on_host, name, Placed(y, None)
+        self._updates, self._scale = updates, scale
         self.inputs = {0: x}              #: shard -> its input, while that is needed
         self.gradient = Placed([], None)  #: of the input of the shard whose backward was the last one
         self._trained: list[int] = []
@@ -97,7 +100,7 @@ class MiniBatch:
     def store(self, unit: Unit, gradients: Gradients, device: Device) -> None:
         """Write the gradients of a unit back, and update its shard."""
         with self._seen('store', unit, device):
-            self.shards[unit.shard].write_back(gradients, device)
+            self.shards[unit.shard].write_back(gradients, device, update=self._updates)
 
     def _forward(self, step: StageStep, inputs: Placed, device: Device) -> None:
         copy = pytree.tree_map_only(   # a first layer may work in place
@@ -110,7 +113,7 @@ class MiniBatch:
         target = self._target.to(device)
         with device.paced():
             loss = step.forward(0, (inputs.value, target.value), 'graph')
-            found = step.backward(0, [torch.ones_like(loss)])
+            found = step.backward(0, [torch.full_like(loss, self._scale)])
         self.gradient = Placed(found[:len(pytree.tree_leaves(inputs.value))], device)
         self.loss = loss.detach()
 

@@ -23,11 +23,11 @@ def optimizer_state(optimizer: torch.optim.Optimizer, units: Sequence[Unit]) -> 
         whole = {key: unit.views(unit.gathered(value)) for key, value in state.items()
                  if _is_sharded(key, value, unit)}
         for name, place in unit.places.items():
-            found[name] = {key: whole[key][place] if key in whole else value
-                           for key, value in state.items()}
-    groups = [{key: value for key, value in group.items() if key != 'params'}
-              for group in optimizer.param_groups]
-    return {'state': found, 'param_groups': groups}
+            found[name] = {key: (whole[key][place] if key in whole else value).clone()
+                           if isinstance(value, torch.Tensor) else value for key, value in state.items()}
+    options = {name: {key: value for key, value in _group_of(optimizer, unit).items() if key != 'params'}
+               for unit in units for name in unit.places}
+    return {'state': {name: state for name, state in found.items() if state}, 'options': options}
 
 
 @torch.no_grad()
@@ -35,15 +35,18 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, units: Sequence[Unit]
                          state: dict[str, Any]) -> None:
     """See ZeRO.load_optimizer_state."""
     names = {name for unit in units for name in unit.places}
-    if names != set(state['state']) or len(state['param_groups']) != len(optimizer.param_groups):
-        odd = sorted(names ^ set(state['state']))[:3]
-        raise ValueError(f'the state belongs to another model or optimizer; different are, for example: '
-                         f'{", ".join(odd) or "groups of parameters"}')
-    loaded = [_of_unit(unit, [state['state'][name] for name in unit.names]) for unit in units]
-    for group, values in zip(optimizer.param_groups, state['param_groups']):
-        group.update(values)
-    for unit, values in zip(units, loaded):
-        optimizer.state[unit.trained] = values
+    if missing := sorted(names - set(state['options']))[:3]:
+        raise ValueError(f'the state belongs to another model: there is nothing in it of {", ".join(missing)}')
+    loaded = [_of_unit(unit, [state['state'].get(name, {}) for name in unit.names]) for unit in units]
+    for unit, values in reversed([*zip(units, loaded)]):   # of a group the first unit counts
+        _group_of(optimizer, unit).update(state['options'][unit.names[0]])
+        optimizer.state.pop(unit.trained, None)
+        if values:
+            optimizer.state[unit.trained] = values
+
+
+def _group_of(optimizer: torch.optim.Optimizer, unit: Unit) -> dict[str, Any]:
+    return next(group for group in optimizer.param_groups if any(each is unit.trained for each in group['params']))
 
 
 def _is_sharded(key: str, value: Any, unit: Unit) -> bool:
@@ -51,10 +54,12 @@ def _is_sharded(key: str, value: Any, unit: Unit) -> bool:
 
 
 def _of_unit(unit: Unit, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """This rank's part of the states of a unit's parameters, which come in the order of the unit."""
+    """This rank's part of the states of a unit's parameters, which come in the order of the unit. Nothing is
+    remembered of one that has had no gradient yet: that is what zeros say."""
     found = {}
-    for key, first in states[0].items():
-        values = [state.get(key) for state in states]
+    for key, first in next(filter(None, states), {}).items():
+        values = [state.get(key) if state else torch.zeros(shape).to(first)
+                  if isinstance(first, torch.Tensor) else first for state, shape in zip(states, unit.shapes)]
         if key in _SHARED or not isinstance(first, torch.Tensor) or first.dim() == 0 and unit.shapes[0]:
             found[key] = first.clone() if isinstance(first, torch.Tensor) else first
             continue

@@ -224,12 +224,13 @@ class ZeRO(nn.Module):
 
     def optimizer_state(self) -> dict[str, Any]:
         """The optimizer's state by parameter, whole, on every rank; every rank calls it:
-        {'state': {name: {'exp_avg': tensor like the parameter, ...}}, 'param_groups': [...]}."""
+        {'state': {name: {'exp_avg': tensor like the parameter, ...}}, 'options': {name: {'lr': ...}}}, the form
+        that all engines have (see fewgpu.optimizer_state)."""
         return optimizer_state(self.optimizer, self.units)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """What `optimizer_state` gave, on any number of ranks and in any stage. Raises ValueError if
-        it belongs to other parameters."""
+        """What `optimizer_state` gave, on any number of ranks, in any stage, or of another engine. Raises
+        ValueError if it belongs to other parameters."""
         load_optimizer_state(self.optimizer, self.units, state)
 
     def train(self, mode: bool = True) -> 'ZeRO':

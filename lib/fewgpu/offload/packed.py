@@ -1,0 +1,45 @@
+"""What an optimizer remembers, as it is written to a store and read again."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def packed(optimizer: torch.optim.Optimizer, hosts: list[nn.Parameter]) -> tuple[list[torch.Tensor], Any]:
+    """The tensors of the optimizer's states, and where they belong: [parameter, key, its number or value]."""
+    tensors: list[torch.Tensor] = []
+    places: list[tuple[int, str, int | None, Any]] = []
+    for index, host in enumerate(hosts):
+        for key, value in optimizer.state.get(host, {}).items():
+            if isinstance(value, torch.Tensor):
+                places.append((index, key, len(tensors), None))
+                tensors.append(value)
+            elif value is None or isinstance(value, (bool, int, float, str)):
+                places.append((index, key, None, value))
+            else:
+                raise TypeError(f"{type(optimizer).__name__} keeps {key!r}, a {type(value).__name__}, which "
+                                f'cannot be stored: use an optimizer whose states are tensors and numbers')
+    return tensors, places
+
+
+def unpack(optimizer: torch.optim.Optimizer, hosts: list[nn.Parameter], tensors: list[torch.Tensor],
+            places: Any) -> None:
+    for index, key, number, value in places:
+        optimizer.state[hosts[index]][key] = value if number is None else tensors[number]
+
+
+def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of its groups: the learning rate and the like, as far as they can be written down."""
+    return [{key: value for key, value in group.items() if _is_plain(value)} for group in optimizer.param_groups]
+
+
+def restore_options(optimizer: torch.optim.Optimizer, written: list[dict[str, Any]]) -> None:
+    for group, values in zip(optimizer.param_groups, written):
+        group.update({key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+def _is_plain(value: Any) -> bool:
+    """Can an option of an optimizer be written down? (Its parameters cannot.)"""
+    return value is None or isinstance(value, (bool, int, float, str)) or (
+        isinstance(value, (list, tuple)) and all(isinstance(part, (bool, int, float)) for part in value))
