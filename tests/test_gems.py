@@ -117,12 +117,3 @@ def test_it_draws_the_dropout_masks_that_other_schedules_draw(n: int, chunks: in
         x = torch.ones(8, 3).double()
         results.append([pipeline.step(x, x) for _ in range(2)])
     torch.testing.assert_close(*results)
-
-
-@pytest.mark.slow
-def test_the_demo_runs_and_its_picture_can_be_read() -> None:
-    text = io.StringIO()
-    show = Show(Console(file=text, width=100))
-    figure = run('gems', show)
-    assert faults(figure) == [] and list(show.claims) == []
-    assert 'GEMS' in text.getvalue()

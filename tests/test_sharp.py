@@ -290,12 +290,3 @@ def test_mini_batches_that_fail_are_an_error_of_their_model():
     with pytest.raises(ValueError, match='rows of targets') as caught:
         sharp([Job(spilled(0, 1, 1), [(torch.ones(2, 8), torch.ones(3, 8))], name='odd')], [Device()])
     assert 'in the mini-batches of odd' in caught.value.__notes__
-
-
-@pytest.mark.slow
-def test_the_demonstration_runs_and_its_picture_can_be_read():
-    show = Show(Console(file=io.StringIO()))
-    assert faults(run('hydra', show)) == []
-    found = {finding.claim: finding for finding in show.claims}
-    assert set(found) == {'C35', 'C36', 'C37', 'C38'}
-    assert found['C36'].confirmed   # which is about bytes and bits; the others are about seconds

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fewgpu.device import Device
+from fewgpu.offload import HostStore, Offloaded
 from fewgpu.tiled import Source, Tile, TiledLinear
 from tests.networks import seeded
 
@@ -109,3 +111,36 @@ def test_what_cannot_be_is_refused():
         layer.weights[0].add_(1)
     with pytest.raises(RuntimeError, match='was changed between'):
         out.sum().backward()
+
+
+class Breaking(nn.Module):
+    """Raises in its `run`-th forward with a graph from now on."""
+
+    run = -1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.run -= torch.is_grad_enabled()
+        if self.run == 0 and torch.is_grad_enabled():
+            raise ZeroDivisionError
+        return x
+
+
+@pytest.mark.parametrize('run', (1, 2))
+def test_a_step_that_fails_leaves_no_gradients_of_tiles_to_the_next_one(run: int) -> None:
+    def trained(fails: bool) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Sequential(breaking := Breaking(), TiledLinear(4, 4, 2)), nn.Linear(4, 1))
+        with HostStore() as store:
+            offloaded = Offloaded(model, optimizer=partial(torch.optim.SGD, lr=0.1), loss_fn=nn.functional.mse_loss,
+                                  device=Device('cpu'), store=store)
+            batch = torch.randn(4, 4), torch.randn(4, 1)
+            if fails:
+                breaking.run = run
+                with pytest.raises(ZeroDivisionError):
+                    offloaded.step(*batch, chunks=2)
+                breaking.run = -1
+            offloaded.step(*batch, chunks=2)
+            return offloaded.state_dict()
+
+    expected, found = trained(False), trained(True)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -478,12 +478,3 @@ def test_bytes_sum_up_over_ranks_to_one_copy_of_what_is_shared(parameters: int, 
 def test_a_stage_that_does_not_exist_has_no_bytes() -> None:
     with pytest.raises(ValueError, match='stage 4 on 2'):
         bytes_per_rank(10, 2, 4)
-
-
-@pytest.mark.slow
-def test_the_demonstration_finds_what_it_claims_to_show(capsys: pytest.CaptureFixture) -> None:
-    show = Show(Console(width=120))
-    figure = run('zero', show)
-    assert {finding.claim: finding.confirmed for finding in show.claims} == {'C39': True, 'C40': True}
-    assert faults(figure) == []
-    assert '16.000' in capsys.readouterr().out

@@ -178,6 +178,8 @@ class Unit:
     def end(self) -> None:
         """Of the step, whichever way it ended."""
         self.step, self._shadows, self._loaded, self._counters = None, [], [], []
+        for source in self.tiles:
+            source.forget()
 
 
 class Tiles(Source):
@@ -203,6 +205,10 @@ class Tiles(Source):
     def _take(self, k: int, gradients: Parcel) -> None:
         given, held = to_host(gradients, self._device), self._gradients.get(k)
         self._gradients[k] = [a + b for a, b in zip(held, given)] if held else given
+
+    def forget(self) -> None:
+        """What a step that failed has given."""
+        self._gradients.clear()
 
     def update(self) -> None:
         """Of all tiles, by what has been given since the last time."""

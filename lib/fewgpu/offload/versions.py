@@ -10,6 +10,7 @@ wait again, and only then remove what is old. So if they are killed in between, 
 step ahead still have what they had before, and go back to it when they are opened.
 """
 
+import contextlib
 import secrets
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -94,7 +95,8 @@ class Versions:
         self._written = []
         self._least(version)   # all have replaced their manifests
         for store, name in old:
-            store.remove(name)
+            with contextlib.suppress(OSError):   # the step counts; the next who opens the stores removes it
+                store.remove(name)
 
     def roll_back(self) -> None:
         """Forget what has been written since the last `commit`."""
