@@ -1,21 +1,17 @@
 """GEMS: two replicas of the model, laid over the same devices in opposite order, train as plain SGD does."""
 
 import copy
-import io
 from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from rich.console import Console
 from torch import nn
 
 from fewgpu import Pipeline
 from fewgpu.schedule import (CHECKPOINTS, Op, check, gems, gpipe, one_f_one_b, stashes, versions_alive,
                              with_messages)
 from fewgpu.simulate import Costs, simulate
-from fewgpu.workshop.demos import Show, run
-from tests.pictures import faults
 from tests.test_placement_runs import batches, copies, layers, mse, plainly, sgd
 
 SIZES = st.integers(1, 8), st.integers(1, 20)   # stages, micro-batches

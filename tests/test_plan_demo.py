@@ -1,9 +1,7 @@
 """The demonstration of the planner runs, judges the claims that it is about, and its picture can be read."""
 
-import pytest
-from rich.console import Console
 
-from fewgpu.workshop.demos import Show, run, summary
+from fewgpu.workshop.demos import summary
 from fewgpu.workshop.demos import plan as demo
 from fewgpu.workshop.demos.plan import DATA, WAYS
 from tests.pictures import faults

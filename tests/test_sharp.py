@@ -1,7 +1,6 @@
 """Many models on few devices: the planner's laws in virtual time, and real training that equals training alone."""
 
 import functools
-import io
 import math
 import threading
 from collections import defaultdict
@@ -11,7 +10,6 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 from torch import nn
 
 from fewgpu.device import Device
@@ -19,8 +17,6 @@ from fewgpu.link import Link
 from fewgpu.spill.lrtf import Chain, Lrtf, plan
 from fewgpu.spill import Job, sharp
 from fewgpu.spill import Spilled
-from fewgpu.workshop.demos import Show, run
-from tests.pictures import faults
 from tests.reference import differences
 from tests.test_spill import Breaks, data, deep, mean_square
 

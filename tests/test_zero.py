@@ -16,16 +16,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fewgpu.device import Device
 from fewgpu.group import PeerError
 from fewgpu.launch import launch
-from fewgpu.workshop.demos import Show, run
 from fewgpu.zero import ZeRO, bytes_per_rank
-from tests.pictures import faults
 from tests.replicas import network, rows
 
 OPTIMIZERS = [partial(torch.optim.Adam, lr=0.01), partial(torch.optim.AdamW, lr=0.01),
