@@ -91,7 +91,7 @@ class Visits:
                 changed = unit.changed()
                 if (visit.back and unit.trains) or (changed and (visit.back or unit.index < first)):
                     self._finish(update, unit)
-                    update = host.submit(self._update, visit, *self._packed(unit, changed))
+                    update = host.submit(self._update, visit, [*self._packed(unit, changed)])
             self._finish(update, self._units[first])
         return torch.stack(losses).sum().detach()
 
@@ -138,8 +138,10 @@ class Visits:
         return (Parcel.of([gradients[parameter] for parameter in unit.piece.parameters]),
                 None if changed is None else Parcel.of(changed))
 
-    def _update(self, visit: Visit, gradients: Parcel, changed: Parcel | None) -> None:
-        """In a thread of its own, while the device computes: from gradients to what is in the stores."""
+    def _update(self, visit: Visit, packed: list[Parcel | None]) -> None:
+        """In a thread of its own, while the device computes: from what was packed to what is in the stores."""
+        gradients, changed = packed
+        packed.clear()   # or the thread holds it until after the future has its result
         piece, own, states = visit.unit.piece, visit.own, visit.states
         visit.own, visit.states = [], ([], [])
         with (self._span('update', visit.unit), torch.no_grad(),
