@@ -16,10 +16,13 @@ short or altered does not match the manifest, and the checkpoint is passed over.
 
 import hashlib
 import json
+import operator
 import os
 import pickle
+import secrets
 import shutil
 import warnings
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,9 +31,9 @@ import torch
 import torch.distributed as dist
 
 from fewgpu.collectives import Group, all_gather
-from fewgpu.optimizer_state import load_named_state, named_state
-from fewgpu.tensor_parallel import Sharded, own_state_dict, plain_state_dict
-from fewgpu.tensor_parallel_state import own_optimizer_state, plain_optimizer_state
+from fewgpu.training_state import load_training_state, training_state
+
+__all__ = ['Checkpoints', 'Saved', 'load_training_state', 'training_state']
 
 _MANIFEST = 'manifest.json'
 
@@ -74,138 +77,126 @@ class Checkpoints:
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
         """Write what `training_state` gave after `step` mini-batches; the folder of this checkpoint.
 
-        Raises TypeError for what is neither a tensor nor plain data, which no reader should accept; OSError (the disk is full, say), on the rank where it happened; the checkpoints before stay.
-        PeerError if another rank failed or is late.
+        Raises TypeError for what is neither a tensor nor plain data, which no reader should accept; ValueError
+        for a negative step, one that is not that of the other ranks, and where the folder holds a later one;
+        OSError (the disk is full, say) on the rank where it happened: the checkpoints before stay. PeerError if
+        another rank failed or is late.
         """
-        _verify(state, 'the state')
+        step = _verified(operator.index(step), state)
+        if len({*self._together(_bytes_of(str(step).encode()))}) > 1:
+            raise ValueError(f'the ranks save different steps, this one {step}: all take the same ones')
+        if later := [folder.name for folder in self._finished() if int(folder.name) > step]:
+            raise ValueError(f'{self.folder} holds a checkpoint of step {int(max(later, key=int))}, later than {step}: go on '
+                             f'from it (latest()), or choose another folder')
         final, partial = self.folder / f'{step:09}', self.folder / f'.{step:09}-partial'
         if self._rank == 0:
             shutil.rmtree(partial, ignore_errors=True)   # of a run that died
             partial.mkdir()
-        self._together(torch.zeros(32, dtype=torch.uint8))
+        self._together()
         file = partial / f'rank-{self._rank}.pt'
         with open(file, 'wb') as out:
             torch.save(dict(state), out)
             out.flush()
             os.fsync(out.fileno())
-        digests = self._together(torch.frombuffer(bytearray(_digest(file)), dtype=torch.uint8))
+        digests = self._together(_digest(file))
         if self._rank == 0:
             self._publish(step, digests, partial, final)
-        self._together(torch.zeros(32, dtype=torch.uint8))
+        self._together()
         return final
 
     def latest(self) -> Saved | None:
-        """The newest checkpoint that is whole, or None. Warns of those that are not."""
-        for folder in sorted(self._finished(), reverse=True):
+        """The newest checkpoint that is whole, or None. Warns of newer ones that are not, and puts them aside,
+        under names that end with '-damaged'."""
+        damaged, saved = [], None
+        for folder in reversed(self._finished()):
             try:
-                return _read(folder)
-            except (OSError, ValueError, KeyError, RuntimeError, EOFError) as error:
+                saved = _read(folder)
+                break
+            except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError) as error:
                 warnings.warn(f'the checkpoint {folder} is not used: {error}', stacklevel=2)
-        return None
+                damaged.append(folder)
+        self._together()   # all have read
+        for folder in damaged if self._rank == 0 else ():
+            os.replace(folder, folder.with_name(f'{folder.name}-{secrets.token_hex(4)}-damaged'))
+        return saved
 
     def _publish(self, step: int, digests: list[str], partial: Path, final: Path) -> None:
+        files = {f'rank-{rank}.pt': digest for rank, digest in enumerate(digests)}
         with open(partial / _MANIFEST, 'w', encoding='utf-8') as out:
-            json.dump({'step': step, 'files': {f'rank-{rank}.pt': digest for rank, digest in enumerate(digests)}}, out)
+            json.dump({'step': step, 'files': files, 'digest': _of_manifest(step, files)}, out)
             out.flush()
             os.fsync(out.fileno())
-        shutil.rmtree(final, ignore_errors=True)   # the same step, saved by a run that went this way before
-        os.replace(partial, final)
+        _sync(partial)
+        if final.exists():   # the same step, saved by a run that went this way before
+            os.replace(final, aside := final.with_name(f'.{final.name}-before'))
+            os.replace(partial, final)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            os.replace(partial, final)
         _sync(self.folder)
-        for old in sorted(self._finished())[:-self._keep]:
+        for old in self._finished()[:-self._keep]:
             shutil.rmtree(old, ignore_errors=True)
 
     def _finished(self) -> list[Path]:
-        return [path for path in self.folder.iterdir() if path.name.isdigit()]
+        """The oldest first."""
+        return sorted((path for path in self.folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
 
-    def _together(self, mine: torch.Tensor) -> list[str]:
+    def _together(self, mine: bytes = bytes(32)) -> list[str]:
         """32 bytes of every rank, as text; returns when all have come this far."""
         if self._group is None:
-            return [bytes(mine.tolist()).hex()]
-        every = [torch.empty_like(mine) for _ in range(self._group.size)]
-        every[self._rank].copy_(mine)
+            return [mine.hex()]
+        every = [torch.zeros(32, dtype=torch.uint8) for _ in range(self._group.size)]
+        every[self._rank].copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
         all_gather(every, self._group)
         return [bytes(one.tolist()).hex() for one in every]
 
 
-def training_state(model: Any, optimizer: torch.optim.Optimizer | None = None, **more: Any) -> dict[str, Any]:
-    """All that a run needs to go on, of this rank: weights, what the optimizer remembers, random numbers.
-
-    `model` is a module, or an engine that has its optimizers itself (Pipeline, ZeRO, ...). `more` are objects
-    with a state_dict (a scaler, a `LossScale`, a learning-rate schedule) or plain values (the epoch). All ranks call
-    it. Where all ranks hold the same, only rank 0 keeps it. The names are the plain model's, and values whole: any
-    engine goes on from them. (Buffers of replicas within one process are those of the first.)
-    """
-    whole = not getattr(model, 'ranks', None)   # a Pipeline on ranks: each holds its stages
-    keeps = not whole or not dist.is_initialized() or dist.get_rank() == 0
-    module = model if isinstance(model, torch.nn.Module) else model.module
-    cut = any(isinstance(part, Sharded) for part in module.modules())
-    weights = plain_state_dict(module) if cut else model.state_dict()   # on ranks it may take all of them
-    if hasattr(model, 'optimizer_state'):
-        remembered = model.optimizer_state()
-    else:
-        remembered = named_state(model.named_parameters(), [optimizer] if optimizer else [])
-    remembered = plain_optimizer_state(module, remembered) if cut else remembered
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {'model': weights if keeps else {}, 'optimizer': remembered if keeps else {},
-            'random': {'cpu': torch.get_rng_state(), 'gpus': gpus},
-            'more': {name: value.state_dict() if hasattr(value, 'state_dict') else value for name, value in more.items()}}
-
-
-def load_training_state(saved: Saved, model: Any, optimizer: torch.optim.Optimizer | None = None,
-                        **more: Any) -> dict[str, Any]:
-    """Go on where `training_state` was taken, perhaps by another engine, cut or number of ranks.
-
-    Objects in `more` take their state; the plain values are returned. With another number of ranks the random
-    numbers go on as rank 0's. Raises KeyError or RuntimeError, as torch does, if something is missing.
-    """
-    module = model if isinstance(model, torch.nn.Module) else model.module
-    own, weights = saved.own(), saved.whole('model')
-    if len(saved.parts) == (dist.get_world_size() if dist.is_initialized() else 1):
-        weights |= own['model']   # of pipelines side by side each has running statistics of its own
-    model.load_state_dict(own_state_dict(module, weights))
-    remembered: dict[str, dict[str, Any]] = {'state': {}, 'options': {}}
-    for part in reversed(saved.parts):
-        for what, entries in (part.get('optimizer') or {}).items():
-            remembered[what].update(entries)
-    remembered = own_optimizer_state(module, remembered)
-    if hasattr(model, 'load_optimizer_state'):
-        model.load_optimizer_state(remembered)
-    elif optimizer is not None:
-        load_named_state(model.named_parameters(), [optimizer], remembered)
-    torch.set_rng_state(own['random']['cpu'])
-    for gpu, state in enumerate(own['random']['gpus'][:torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(state, gpu)
-    for name, thing in more.items():
-        thing.load_state_dict(own['more'][name])
-    return {name: value for name, value in own['more'].items() if name not in more}
-
-
 def _read(folder: Path) -> Saved:
-    """Raises ValueError if a file is not what the manifest says."""
+    """Raises ValueError, or what Python raises, if a file is not as it was written."""
     manifest = json.loads((folder / _MANIFEST).read_text(encoding='utf-8'))
+    step, files = manifest['step'], manifest['files']
+    if manifest['digest'] != _of_manifest(step, files) or step != int(folder.name):
+        raise ValueError(f'{_MANIFEST} is not as it was written (cut short, or altered)')
     parts = []
-    for name, digest in manifest['files'].items():
+    for name, digest in files.items():
         if _digest(folder / name).hex() != digest:
             raise ValueError(f'{name} is not as it was written (cut short, or altered)')
         try:
             parts.append(torch.load(folder / name, map_location='cpu', weights_only=True))
         except pickle.UnpicklingError:
             raise ValueError(f'{name} holds more than tensors and plain data: nothing of it was run') from None
-    return Saved(int(manifest['step']), parts)
+    return Saved(step, parts)
+
+
+def _of_manifest(step: int, files: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps([step, files]).encode()).hexdigest()
+
+
+# What torch.load(weights_only=True) reads.
+_CONTAINERS = (dict, OrderedDict, Counter, list, tuple, set)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
+
+
+def _verified(step: int, state: Mapping[str, Any]) -> int:
+    if step < 0:
+        raise ValueError(f'a checkpoint is of at least 0 steps, not {step}')
+    _verify(state, 'the state')
+    return step
 
 
 def _verify(value: Any, where: str) -> None:
-    """Raises TypeError, naming the place, for what torch.load(weights_only=True) would not read."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
+    """Raises TypeError, naming the place, for what could not be read again."""
+    if type(value) in _CONTAINERS:
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in parts:
             _verify(part, f'{where}[{key!r}]')
-    elif isinstance(value, (list, tuple, set)):
-        for index, part in enumerate(value):
-            _verify(part, f'{where}[{index}]')
-    elif not isinstance(value, (torch.Tensor, torch.Size, torch.dtype, torch.device, bool, int, float, complex, str,
-                                bytes, type(None))):
-        raise TypeError(f'{where} is a {type(value).__name__}: a checkpoint holds tensors and plain data only; save its '
-                        f'state_dict()')
+    elif type(value) not in _PLAIN and not isinstance(value, torch.Tensor):
+        raise TypeError(f'{where} is a {type(value).__name__}: a checkpoint holds tensors and plain data only: save its '
+                        f'state_dict(), or a float, list or dict of it')
+
+
+def _bytes_of(text: bytes) -> bytes:
+    return hashlib.sha256(text).digest()
 
 
 def _digest(file: Path) -> bytes:
