@@ -15,6 +15,7 @@ from fewgpu import Pipeline
 from fewgpu.schedule import (CHECKPOINTS, SCHEDULES, Schedule, ScheduleError, gpipe, with_messages,
                              with_updates)
 from fewgpu.schedule.named import schedule_maker
+from fewgpu.schedule.pipedream import pipedream
 from tests import delayed
 from tests.networks import evenly
 
@@ -430,3 +431,17 @@ def test_a_loss_that_calls_its_own_pipeline_is_refused_rather_than_hangs() -> No
 def test_a_pipeline_says_that_it_is_not_copied() -> None:
     with pytest.raises(TypeError, match='state_dict'):
         copy.deepcopy(Pipeline(layers(2), [1, 1], devices=['cpu'] * 2, loss_fn=mse))
+
+
+@pytest.mark.parametrize('schedule', [*SCHEDULES, partial(pipedream, replicas=(2, 1))], ids=str)
+def test_any_number_of_rows_is_evaluated_whatever_the_schedule_trains_on(schedule) -> None:
+    stages = 4 if schedule in ('interleaved', 'v-shape') else 2
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4))).double()
+    devices = ['cpu'] * (3 if isinstance(schedule, partial) else 2)
+    pipeline = Pipeline(model, [4 // stages] * stages, schedule=schedule, chunks=4, devices=devices, loss_fn=mse,
+                        optimizer=partial(torch.optim.SGD, lr=0.1))
+    for rows in (1, 2, 3, 5, 8):
+        x, y = torch.randn(2, rows, 3, dtype=torch.float64)
+        torch.testing.assert_close(pipeline.eval_step(x, y), mse(model(x), y).detach())
+        torch.testing.assert_close(pipeline.eval_step(x), model(x).detach())

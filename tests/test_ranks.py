@@ -90,7 +90,7 @@ def several() -> dict[str, Any]:
 
 def run_ahead(ranks: Ranks, sent: list[weakref.ref]) -> list:
     """Rank 0 sends what the last rank takes later: (step, value), and how far it was ahead."""
-    schedule, taken = with_messages(gpipe(3, 1).forwards()), []
+    schedule, taken = with_messages(gpipe(3, 1).halves()[0]), []
     for step in range(8):
         mailbox = ranks.mailbox(schedule)
         if ranks.index == 0:
@@ -108,7 +108,7 @@ def run_ahead(ranks: Ranks, sent: list[weakref.ref]) -> list:
 
 def reach_the_last_stage(ranks: Ranks) -> Any:
     """A message of the caller for a stage elsewhere goes there, one to the outside stays."""
-    mailbox = ranks.mailbox(with_messages(gpipe(3, 1).forwards(), targets=True))
+    mailbox = ranks.mailbox(with_messages(gpipe(3, 1).halves()[0], targets=True))
     if ranks.index == 0:
         mailbox.send(target(2, 0), Parcel.of('a target'))
     mailbox.send(activation(3, 0), Parcel.of(ranks.index))
@@ -225,7 +225,7 @@ def refused() -> list[str]:
         alone = Ranks([0])
         said.append(attempt(alone, with_messages(BACKWARDS), network(2), [torch.ones(1, 3)]))
         alone = Ranks([0])   # after an error the other one is of no more use
-        schedule = with_messages(gpipe(1, 1).forwards())
+        schedule = with_messages(gpipe(1, 1).halves()[0])
         said.append(attempt(alone, schedule, network(1), [torch.ones(1, 3)])[0]['number'])
         try:
             alone.mailbox(with_messages(gpipe(2, 1)))

@@ -148,12 +148,12 @@ class Pipeline:
         '2bw' and 'pipemare' after every mini-batch. To change the learning rate, call it with fewer.
         Raises as `step` does, ValueError for an empty list or with replicas.
         """
-        xs, ys = pairs(batches)
-        if self.replicas:
-            raise ValueError('pipelines with replicas train step by step: call step(x, y)')
-        if self.loss_scale and self._plans.layout.update_every is None:   # whose stages wait for each other
-            return [self.step(x, y) for x, y in zip(xs, ys)]
         with self._together(), torch.enable_grad():
+            xs, ys = pairs(batches)
+            if self.replicas:
+                raise ValueError('pipelines with replicas train step by step: call step(x, y)')
+            if self.loss_scale and self._plans.layout.update_every is None:   # whose stages wait for each other
+                return [self.step(x, y) for x, y in zip(xs, ys)]
             batches, seed = self._agree(xs, ys)
             return self._train(self._plans.long_run(batches.counts), batches, seed)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fewgpu.schedule.long_runs import following, verify_whole_updates
-from fewgpu.schedule.op import Skip
+from fewgpu.schedule.op import Op, Skip
 from fewgpu.schedule.passes import with_messages, with_recompute, with_skips, with_updates
 from fewgpu.schedule.schedule import Schedule
 
@@ -32,9 +32,8 @@ class Plans:
         """
         key = purpose, micro_batches, targets
         if key not in self._made:
-            whole = self._in_layout(self._make(micro_batches))
-            whole = (whole.forwards() if purpose == 'evaluation'
-                     else with_updates(with_recompute(whole, self._checkpoint)))
+            whole = (evaluation(self.layout, micro_batches) if purpose == 'evaluation' else with_updates(
+                with_recompute(self._in_layout(self._make(micro_batches)), self._checkpoint)))
             self._made[key] = whole, with_messages(whole, targets=targets)
         return self._made[key]
 
@@ -61,3 +60,12 @@ class Plans:
             raise ValueError(f'the schedule {schedule.name} puts stages on other devices for '
                              f'{schedule.micro_batches} micro-batches than for {self._chunks}')
         return with_skips(schedule, self._skips)
+
+
+def evaluation(layout: Schedule, micro_batches: int) -> Schedule:
+    """The forwards of any number of micro-batches, where a schedule has its stages: F of micro-batch i on stage s
+    in the order of i + s, so that nobody waits for ever."""
+    rows: list[list[Op]] = [[] for _ in layout.rows]
+    for _, s, i in sorted((i + s, s, i) for i in range(micro_batches) for s in range(layout.stages)):
+        rows[layout.device_at(s, i % layout.micro_batches)].append(Op('F', s, i))
+    return Schedule(layout.name, layout.stages, micro_batches, tuple(map(tuple, rows)), skips=layout.skips)

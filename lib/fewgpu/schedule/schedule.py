@@ -126,10 +126,6 @@ class Schedule:
         """The schedule with only the operations that are `wanted`; the order stays."""
         return replace(self, rows=tuple(tuple(op for op in row if wanted(op)) for row in self.rows))
 
-    def forwards(self) -> 'Schedule':
-        """Only the forwards, as an evaluation has them."""
-        return replace(self.select(lambda op: op.kind == 'F'), weights='latest', update_every=None)
-
     def halves(self) -> tuple['Schedule', 'Schedule']:
         """The forward half, and all the rest: between them the caller computes the loss."""
         return self.select(lambda op: op.kind == 'F'), self.select(lambda op: op.kind != 'F')
