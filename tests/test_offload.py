@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,9 +20,8 @@ from torch import nn
 
 from fewgpu.device import Device, one_thread
 from fewgpu.microbatch import scatter
-from fewgpu.offload import Offloaded
+from fewgpu.offload import DiskStore, HostStore, Offloaded, StoreError
 from fewgpu.rng import StepSeed, Stream
-from fewgpu.offload import DiskStore, HostStore, StoreError
 from fewgpu.tiled import TiledLinear
 from tests import killed
 from tests.networks import Case, cases, seeded
@@ -327,3 +327,22 @@ def test_killed_at_any_moment_it_is_as_after_a_whole_step():
                     killed.step(reference)
                     after.append(reference.state_dict())
                 assert_same(model.state_dict(), after[model.steps])
+
+
+def test_a_store_is_gone_on_with_by_the_same_kind_of_optimizer_and_its_options():
+    with HostStore() as store:
+        make = partial(Offloaded, loss_fn=nn.functional.mse_loss, device=Device('cpu'), store=store)
+        make(chain(2, 4), optimizer=partial(torch.optim.SGD, lr=0.5)).step(torch.ones(1, 4), torch.ones(1, 4))
+        module = chain(2, 4)
+        with pytest.raises(ValueError, match='states of another optimizer'):
+            make(module, optimizer=adam)
+        assert all(parameter.numel() for parameter in module.parameters())   # it is as it was
+        again = make(module, optimizer=partial(torch.optim.SGD, lr=0.1))
+        assert {group['lr'] for optimizer in again.optimizers for group in optimizer.param_groups} == {0.5}
+
+
+def test_a_mini_batch_without_rows_is_refused():
+    model = Offloaded(chain(2, 4), optimizer=adam, loss_fn=nn.functional.mse_loss, device=Device('cpu'))
+    with pytest.raises(ValueError, match='at least one row'):
+        model.step(torch.ones(0, 4), torch.ones(0, 4))
+    assert model.steps == 0

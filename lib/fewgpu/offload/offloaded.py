@@ -64,7 +64,8 @@ class Offloaded:
         loss_fn: from (output, target) to a mean over the rows, or to a sum if it says so: see `Pipeline`.
         device: the first GPU, or a virtual CPU device, by default.
         store: where parameters are, `states` where optimizer states are: by default the same, and the
-            host's memory. A store that holds a model already is gone on with, at its latest whole step.
+            host's memory. A store that holds a model already is gone on with, at its latest whole step,
+            by the same kind of optimizer, whose learning rate and other options are those that were stored.
         depth: how many units are loaded ahead: with 3, one is read while the next is on its way to the
             device and (on ranks) the one after is gathered. 0: nothing is.
         recompute: False keeps the graphs of the forward instead.
@@ -111,11 +112,12 @@ class Offloaded:
     def _open(self, optimizer: MakeOptimizer) -> None:
         is_new = not self._versions.exists
         layout = fingerprint([*self.module.named_parameters(), *self.module.named_buffers()])
-        self._facts = {'layout': layout, 'ranks': self._ranks.size, 'rank': self._ranks.rank}
+        kind = type(optimizer([nn.Parameter(torch.zeros(1))])).__name__
+        self._facts = {'layout': layout, 'ranks': self._ranks.size, 'rank': self._ranks.rank, 'optimizer': kind}
         if is_new:
             self._ranks.start_alike(self.module)
         elif self._versions.about['facts'] != self._facts:
-            raise ValueError(f'the store holds another model, or was another rank\'s: it says '
+            raise ValueError(f'the store holds another model, states of another optimizer, or was another rank\'s: it says '
                              f'{self._versions.about["facts"]}, and this is {self._facts}: give this model a '
                              f'store of its own')
         self._units = [*make_units(self.module, self.device, self._ranks, optimizer, self.loss_fn,
@@ -163,12 +165,14 @@ class Offloaded:
     def _train(self, x: Any, y: Any, rows: list[int]) -> torch.Tensor:
         context = Context.capture([self.device], self._ranks.seed())
         total = self._ranks.total(sum(rows), self.device.torch)
+        if not total:
+            raise ValueError('there is nothing to train on: give at least one row')
         shares = [count / total if is_mean(self.loss_fn) else 1.0 for count in rows]
         xs, targets = (to_device(scatter(batch, len(rows)), self.device) for batch in (x, y))
         with without_autocast(context):
             loss = self._visits(context).train(xs, [*zip(targets, shares)], self._keep)
         self._ranks.average([*self.module.buffers()], sum(rows) / total)
-        return self._ranks.summed(loss)
+        return self._ranks.summed(loss if sum(rows) else torch.zeros_like(loss))   # a mean of no rows is nan
 
     def evaluate(self, x: Any, chunks: int = 1) -> Any:
         """The outputs in evaluation mode, without a graph."""
