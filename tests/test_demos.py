@@ -38,6 +38,13 @@ def test_an_unknown_name_is_answered_with_those_there_are():
     assert 'there is no demo zeroo' in re.sub(r'[│\s]+', ' ', answer.output) and DEMOS[0] in answer.output
 
 
+def test_a_place_that_cannot_be_written_is_said_before_anything_runs(tmp_path):
+    (tmp_path / 'file').touch()
+    for options in (('--out', tmp_path / 'file'), ('--out', tmp_path, '--report', tmp_path / 'none/x.json')):
+        answer = invoke('pipedream', *options)
+        assert answer.exit_code == 2 and f'cannot write to {options[-2]}' in re.sub(r'[│\s]+', ' ', answer.output)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('name', DEMOS)
 def test_a_demo_runs_and_tells_what_it_found(name, monkeypatch, tmp_path):

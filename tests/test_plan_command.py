@@ -154,3 +154,10 @@ def test_a_model_of_ones_own_is_planned(tmp_path):
                     '    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), torch.randn(4, 64)\n')
     result = run('--model', f'{path}:mine', '--gpus', 2, '--out', tmp_path)
     assert result.exit_code == 0 and 'mine (3 layers)' in result.output and (tmp_path / 'plan-mine-2.png').exists()
+
+
+@pytest.mark.parametrize('flag', ('--latency', '--tflops', '--efficiency'))
+@pytest.mark.parametrize('value', ('inf', 'nan'))
+def test_a_cluster_has_finite_figures(flag, value):
+    result = run('--model', 'resnet50', flag, value)
+    assert result.exit_code == 2 and 'finite' in result.output

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, fields, replace
+from math import isfinite
 
 UNITS = {'': 1.0, 'k': 1e3, 'M': 1e6, 'G': 1e9, 'T': 1e12, 'Ki': 2.0**10, 'Mi': 2.0**20, 'Gi': 2.0**30,
          'Ti': 2.0**40}
@@ -41,8 +42,8 @@ class Cluster:
         for part in fields(self):
             value = getattr(self, part.name)
             least = 'at least 0' if part.name in ('latency', 'overhead') else 'above 0'
-            if not (value >= 0 if least == 'at least 0' else value > 0):
-                raise ValueError(f'{part.name} of a cluster is {least}, not {value!r}')
+            if not isfinite(value) or not (value >= 0 if least == 'at least 0' else value > 0):
+                raise ValueError(f'{part.name} of a cluster is {least} and finite, not {value!r}')
         if self.efficiency > 1:
             raise ValueError(f'an efficiency is a share of the peak, above 0 and at most 1, not {self.efficiency}')
 

@@ -29,10 +29,13 @@ def demo(
         raise typer.BadParameter(f'there is no demo {name}; there are {", ".join(DEMOS)}')
     if not name and not every:
         return _list(console)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise typer.BadParameter(f'cannot write to --out {out} ({error.strerror})') from None
+    for option, path in (('--out', out / '.demo'), *([('--report', report)] if report else [])):
+        try:   # now, and not when the demonstration has run
+            out.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        except OSError as error:
+            raise typer.BadParameter(f'cannot write to {option} {path if path == report else out} ({error.strerror})') from None
+    (out / '.demo').unlink()
     findings = [_one(console, name, out)] if name else _all(console, out)
     if report:
         report.write_text(json.dumps([found for part in findings for found in part or ()]), encoding='utf-8')

@@ -62,7 +62,7 @@ def plan(
     ranked = rank(task, stale=stale)
     console = Console(highlight=False)
     if as_json:
-        return print(json.dumps([as_dict(one) for one in ranked], indent=1))
+        return print(json.dumps([as_dict(one) for one in ranked], indent=1, allow_nan=False))
     show(console, task, ranked)
     if ranked[0].fits:
         _draw(console, ranked, out)
@@ -110,7 +110,7 @@ def show(console: Console, task: Task, ranked: list[Prediction]) -> None:
     console.print(reasons)
     console.print()
     if ranked[0].fits:
-        console.print(f'Fastest: {ranked[0].name}. {to_run(ranked[0])}', soft_wrap=not console.is_terminal)
+        console.print(f'Fastest: {ranked[0].name}. {_advice(ranked)}', soft_wrap=not console.is_terminal)
     else:
         console.print('No way fits: take more devices, more memory or a smaller model.', style='bold')
     if any(one.name.startswith('2BW') for one in ranked[:1]):
@@ -163,25 +163,39 @@ def described(one: Prediction) -> str:
     return f'{size}; {each}{again}'
 
 
+def _advice(ranked: list[Prediction]) -> str:
+    """How the kit does the fastest, or the fastest that it can."""
+    best = next((one for one in ranked if one.fits and can_run(one)), None)
+    if best is ranked[0]:
+        return to_run(best)
+    other = f'; the fastest of what it runs: {best.name}. {to_run(best)}' if best else ', and nothing else fits.'
+    return f'The kit has no replicas under 2BW{other}'
+
+
+def can_run(one: Prediction) -> bool:
+    """Has the kit what this prediction is about?"""
+    return one.setting.schedule != '2bw' or one.setting.devices == one.setting.stages
+
+
 def to_run(one: Prediction) -> str:
-    """What in the kit does it."""
+    """What in the kit does it; for a prediction that `can_run`."""
     setting, chunks = one.setting, one.setting.chunks(one.task.batch)
+    if setting.offload:
+        return 'In the kit: fewgpu.Offloaded(model, ...); ./workshop.py demo zero-infinity shows it.'
     if setting.zero:
-        return './workshop.py demo lists what the kit shows of it.'
+        return f'In the kit: fewgpu.ZeRO(model, stage={setting.zero}, ...), on ranks; ./workshop.py demo zero shows it.'
     if setting.devices == 1:
-        return 'In the kit: exercises/mnist_pytorch.py, a plain script.'
+        return 'In the kit: a plain script, as exercises/mnist_pytorch.py.'
     if setting.stages == setting.tensor == 1:
         return 'In the kit: fewgpu.DataParallel(model), on ranks.'
     if setting.schedule == 'one at a time':
         return 'In the kit: fewgpu.ModelParallel(model, balance).'
-    again = '' if setting.recompute == 'never' else ' --recompute always'
-    code = f"fewgpu.Pipeline(model, balance, schedule='{setting.schedule}', chunks={chunks}, ...)"
-    if setting.schedule == '2bw' and setting.replicas > 1:
-        code += ', which has no replicas under 2bw'
-    elif setting.devices > setting.stages:
+    again, kept = ('', '') if setting.recompute == 'never' else (' --recompute always', "checkpoint='always', ")
+    options = f"schedule='{setting.schedule}', chunks={chunks}, {kept}..."
+    code = f'fewgpu.Pipeline(model, balance, {options})'
+    if setting.devices > setting.stages:
         factors = 'x'.join(map(str, (setting.replicas, setting.stages, setting.tensor)))
-        code = (f"fewgpu.hybrid.parallelize(model, '{factors}', schedule='{setting.schedule}', chunks={chunks}, ...), "
-                f'on ranks')
+        code = f"fewgpu.hybrid.parallelize(model, '{factors}', {options}), on ranks"
     drawn = '' if setting.stages == 1 else (f'See its schedule: ./workshop.py draw {setting.schedule} --stages '
                                             f'{setting.stages} --chunks {chunks}{again}. ')
     return f'{drawn}In the kit: {code}.'

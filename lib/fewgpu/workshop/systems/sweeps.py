@@ -25,7 +25,8 @@ def micro_batches(work: Work) -> dict[str, Any]:
 
 def batches(work: Work) -> dict[str, Any]:
     """C22, C32: speed and the fullest device's peak bytes by the batch, plain and as a pipeline, measured."""
-    sizes = [work.batch // 4, work.batch // 2, work.batch, 2 * work.batch]
+    most = 60_000 // (WARM_UP + MINI_BATCHES)
+    sizes = sorted({min(max(work.devices, size), most) for size in (work.batch // 4, work.batch // 2, work.batch, 2 * work.batch)})
     found: dict[str, Any] = {'sizes': sizes, 'plain': [], 'pipeline': [], 'plain_bytes': [], 'pipeline_bytes': []}
     for size in sizes:
         short = replace(work, batch=size, samples=size * (WARM_UP + MINI_BATCHES), test_samples=1)
