@@ -56,10 +56,11 @@ class Held:
         self.module.training = module.training
         self.partitions = {(row, s): wrapped(layers, s, layout.skips) for (row, s), layers in self._layers.items()}
         self._device_of = dict(zip(rows, self.devices))
-        last = [row for row, s in self.partitions if s == len(balance) - 1]   # a loss with buffers has one place
-        losses = {row: copy.deepcopy(loss_fn) if isinstance(loss_fn, nn.Module) and row != last[0] else loss_fn for row in last}
-        self._with_loss = {row: WithLoss(self.partitions[row, len(balance) - 1], losses[row]).to(self._device_of[row].torch)
-                           for row in last}
+        self._with_loss: dict[int, WithLoss] = {}
+        for (row, s), partition in self.partitions.items():
+            if s == len(balance) - 1:   # a loss may have buffers, which are in one place: the others take copies
+                own = copy.deepcopy(loss_fn) if self._with_loss and isinstance(loss_fn, nn.Module) else loss_fn
+                self._with_loss[row] = WithLoss(partition, own).to(self._device_of[row].torch)
         self.optimizers = self._make_optimizers(optimizer)
 
     def of_row(self, row: int) -> dict[int, nn.Module]:

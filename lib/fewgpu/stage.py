@@ -85,9 +85,8 @@ class StageStep:
     def weights(self, version: int) -> Weights:
         """A version that is still there, or the newest."""
         if version not in self._versions and version == self.updates:
-            self._versions[version] = Weights(
-                self.stage.module, version, gradients=self.context.gradients,
-                updated=self.stage.optimizer is not None)
+            self._versions[version] = Weights(self.stage.module, gradients=self.context.gradients,
+                                              updated=self.stage.optimizer is not None)
         return self._versions[version]
 
     def forward(self, i: int, inputs: Any, keep: str, version: int = 0) -> Any:

@@ -14,8 +14,9 @@ that flushes.
 
 A schedule that keeps no older version needs nothing more: the update writes into the storage that a
 stashed graph has saved, and the backward meets the newest weights. So it is wherever a layer's backward
-reads them, to carry a gradient to its input: in linear layers, convolutions, norms. It is not where a
-layer has made a copy: autocast's copies in lower precision stay as they were in the forward.
+reads them, to carry a gradient to its input: in linear layers, convolutions, most norms. It is not where
+a layer has made a copy (instance norm, weight norm): autocast's copies in lower precision stay as they were
+in the forward, and only a recompute makes them anew.
 """
 
 import contextlib
@@ -29,14 +30,13 @@ Gradients = dict[nn.Parameter, torch.Tensor | None]
 
 
 class Weights:
-    """One version: the number of updates it has seen, and its shadows."""
+    """One version of a stage's parameters: their shadows."""
 
-    def __init__(self, module: nn.Module, number: int, *, gradients: bool, updated: bool) -> None:
+    def __init__(self, module: nn.Module, *, gradients: bool, updated: bool) -> None:
         """Without `gradients` the module simply keeps its parameters. If they are `updated` while
         older versions are in use, autograd must not take that for a change of those (`detach`
         shares the counter of changes, `data` does not)."""
         slots = parameter_slots(module) if gradients else []
-        self.number = number
         self.shadows: dict[nn.Parameter, torch.Tensor] = {}
         for _, _, parameter in slots:
             if parameter not in self.shadows:

@@ -12,6 +12,7 @@ channels); the activations of a level take half the bytes of the level above.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 
 import torch
@@ -61,8 +62,10 @@ def unet(*, depth: int = 4, width: int = 64, in_channels: int = 1, classes: int 
         layers |= _convolutions(f'up{k}', channels, channels := channels // 2)
     layers['classes'] = nn.Conv2d(channels, classes, 1)
     for layer in nn.ModuleList(layers.values()).modules():
-        if isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)):
+        if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight)
+        elif isinstance(layer, nn.ConvTranspose2d):   # a pixel of its output sees one place of every channel
+            nn.init.normal_(layer.weight, std=math.sqrt(2 / layer.in_channels))
     return SkipSequential(layers)
 
 

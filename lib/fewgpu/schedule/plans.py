@@ -41,7 +41,8 @@ class Plans:
         """The schedule of mini-batches of so many micro-batches each, all in one, without and with its
         messages.
 
-        Raises ValueError as `of` does, and if an update would cover parts of two mini-batches.
+        Raises ValueError as `of` does, and if an update would cover parts of two mini-batches. (Where a stage
+        has replicas, their mean may.)
         """
         if self.layout.update_every is None:
             whole = replace(following([self.of('training', count, True)[0] for count in counts]),
