@@ -150,7 +150,8 @@ def test_the_stage_whose_device_is_too_small_says_so_and_a_smaller_batch_works(s
         train(model)
     message, (note,) = str(caught.value), caught.value.__notes__
     assert message.startswith(f'CPU {small} out of memory. Tried to allocate ')
-    assert f'of its {limit / 1e6:,.1f} MB limit' in message and 'recompute' in message
+    amount = f'{limit / 1e6:,.1f} MB' if limit >= 1e6 else f'{limit / 1e3:,.1f} kB'
+    assert f'of its {amount} limit' in message and 'recompute' in message
     assert note.startswith(f'in stage {small} on CPU {small}, ')
     del caught
     assert [d.ledger.allocated for d in devices] == [d.ledger.parameters for d in devices]

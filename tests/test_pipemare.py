@@ -155,3 +155,18 @@ def test_a_real_pipeline_converges_below_the_limit_and_diverges_above(delay: int
     limit = stability_limit(2.0, delay)
     assert size_after(delay, 0.98 * limit, 2.0) < 0.2
     assert size_after(delay, 1.02 * limit, 2.0) > 5
+
+
+@pytest.mark.parametrize('wrong, message', [
+    (lambda own: PipeMare(None), 'is given the optimizer of a stage'),
+    (lambda own: PipeMare(torch.optim.LBFGS(own)), 'LBFGS computes the loss several times'),
+    (PipeMare(torch.optim.SGD([torch.zeros(1)], lr=0.1)), 'every stage has an optimizer of its own')])
+def test_what_no_stage_can_train_with_is_refused_before_it_trains(wrong, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        Pipeline(nn.Sequential(nn.Linear(1, 1)), [1], schedule='pipemare', devices=virtual(1), loss_fn=mse, optimizer=wrong)
+
+
+@pytest.mark.parametrize('annealing, decay', [(-1, 0.5), (float('nan'), 0.5), (0, 0.0), (0, 1.5), (0, float('nan'))])
+def test_wrong_settings_are_refused(annealing: float, decay: float) -> None:
+    with pytest.raises(ValueError, match='annealing is a number of updates'):
+        PipeMare(torch.optim.SGD([torch.zeros(1)], lr=0.1), annealing=annealing, decay=decay)

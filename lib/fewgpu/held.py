@@ -17,6 +17,7 @@ from fewgpu.device import Device
 from fewgpu.loss import LossFn, WithLoss
 from fewgpu.loss_scale import LossScale
 from fewgpu.partition import place, split
+from fewgpu.pipemare import PipeMare
 from fewgpu.schedule import TARGET, Schedule
 from fewgpu.skip_routes import wrapped
 from fewgpu.stage import Stage, StageStep
@@ -124,9 +125,10 @@ class Held:
             if not hasattr(optimizer, 'step') or not hasattr(optimizer, 'zero_grad'):
                 raise TypeError(f'optimizer is to return an optimizer for the parameters that it is '
                                 f'given, and returned {optimizer!r}')
-            closure = inspect.signature(optimizer.step).parameters.get('closure')
+            inner = optimizer.optimizer if isinstance(optimizer, PipeMare) else optimizer
+            closure = inspect.signature(inner.step).parameters.get('closure')
             if closure is not None and closure.default is closure.empty:
-                raise TypeError(f'{type(optimizer).__name__} computes the loss several times in a step, '
+                raise TypeError(f'{type(inner).__name__} computes the loss several times in a step, '
                                 f'which a pipeline cannot: choose another optimizer')
         return made
 
@@ -158,7 +160,7 @@ def device_of_rank(index: int) -> Device:
 
 def verify_makes_optimizers(optimizer: Any) -> None:
     """Raises TypeError for an optimizer instead of what makes one."""
-    if isinstance(optimizer, torch.optim.Optimizer):
+    if optimizer is not None and not callable(optimizer):
         raise TypeError('every stage has an optimizer of its own: pass what makes it, as '
                         'optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)')
 

@@ -44,7 +44,10 @@ class PipeMare:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, annealing: int = 0, decay: float = DECAY) -> None:
-        if annealing < 0 or not 0.0 < decay <= 1.0:
+        if not hasattr(optimizer, 'step') or not hasattr(optimizer, 'param_groups'):
+            raise TypeError(f'PipeMare is given the optimizer of a stage, as PipeMare(torch.optim.SGD(parameters, '
+                            f'lr=0.1)), not {optimizer!r}')
+        if not annealing >= 0 or not 0.0 < decay <= 1.0:
             raise ValueError(f'annealing is a number of updates, and decay is above 0 and at most 1, not '
                              f'{annealing} and {decay}')
         self.optimizer, self.annealing, self.decay = optimizer, annealing, decay
@@ -104,7 +107,7 @@ class PipeMare:
         0 for the first ones of a pipeline that was empty.
         """
         self._is_late |= late > 0
-        if not (late and self._delta):
+        if not (late and self.corrects and self._delta):
             yield
             return
         weights = self._weights()
