@@ -202,3 +202,10 @@ def plainly(model: nn.Module, data) -> tuple[list[float], list[torch.Tensor]]:
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses, [*plain.parameters()]
+
+
+def test_a_sum_is_refused_where_replicas_take_the_mean_of_a_round() -> None:
+    with pytest.raises(ValueError, match='give a loss that is a mean'):
+        Pipeline(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), [1, 1], schedule=partial(pipedream, replicas=(2, 1)),
+                 chunks=4, devices=['cpu'] * 3, loss_fn=partial(mse, reduction='sum'),
+                 optimizer=partial(torch.optim.SGD, lr=0.1))

@@ -107,8 +107,8 @@ class Pipeline:
         self._plans = Plans(*schedule_makers(schedule, len(self.balance), chunks, count), chunks, checkpoint,
                             routes(module, self.balance, skips))
         layout = self._plans.layout
-        is_mean(loss_fn)   # or raise
-        verify_layout(layout, ranks and ranks.size, replicas=bool(replicas), updates=optimizer is not None)
+        verify_layout(layout, ranks and ranks.size, replicas=bool(replicas), updates=optimizer is not None,
+                      is_mean=is_mean(loss_fn))
         self._rows = [ranks.index] if ranks else [*range(len(layout.rows))]
         self._homes = layout.devices_of   # the rows that hold each stage
         devices = [device_of_rank(ranks.index)] if ranks and devices is None else devices
