@@ -1,6 +1,7 @@
 """Recomputed or moved to the host, activations give the same gradients in less memory, by the law."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -72,3 +73,29 @@ def test_what_cannot_be_is_refused():
         loss = square(model(torch.ones(1, 2)))
     with pytest.raises(RuntimeError, match='call backward inside'):
         loss.backward()
+
+
+@given(st.integers(0, 3), st.integers(1, 50))
+def test_what_is_changed_in_place_afterwards_counts_as_it_was_saved(ahead, size):
+    t, weights = torch.linspace(-2, 2, size, requires_grad=True), torch.linspace(1, 3, size)
+    with one_thread(), offloading_activations(Device('cpu'), ahead=ahead):
+        s = torch.sigmoid(t)
+        loss = (s.mul_(3) * weights).sum()   # the backward of sigmoid reads its result
+        loss.backward()
+    saved = torch.sigmoid(t.detach())
+    torch.testing.assert_close(t.grad, 3 * weights * saved * (1 - saved))
+
+
+def test_nothing_is_kept_of_graphs_that_are_gone():
+    model, x, alive = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(4, 8), []
+    with one_thread(), offloading_activations(Device('cpu'), model.parameters()):
+        for _ in range(4):
+            model(x).sum().backward()
+            gc.collect()
+            alive.append(sum(type(thing) is torch.Tensor for thing in gc.get_objects()))
+    assert alive[-1] <= alive[1]
+
+
+def test_a_negative_number_of_tensors_on_their_way_is_refused():
+    with pytest.raises(ValueError, match='at least 0'), offloading_activations(Device('cpu'), ahead=-1):
+        pass

@@ -11,6 +11,7 @@ ZeRO-Infinity (arXiv 2104.07857) moves the checkpoints between segments likewise
 import contextlib
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -22,10 +23,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.partition import split
+from fewgpu.offload.unit import TO_HOST, to_device
+from fewgpu.offload.visits import without_autocast
 from fewgpu.stage import Stage
 from fewgpu.transport.copies import Parcel
-from fewgpu.offload.unit import to_device, to_host
-from fewgpu.offload.visits import without_autocast
 from fewgpu.weights import storage
 
 
@@ -35,48 +36,77 @@ def offloading_activations(device: Device, stay: Iterable[torch.Tensor] = (), ah
     """Inside, what autograd keeps of a forward on `device` moves to the host, and back in the backward,
     which has to be inside, too. Tensors that share memory with those that `stay` (parameters) do.
 
-    While one is used, `ahead` more are on their way: to the host, and back in the reverse order.
+    While one is used, `ahead` more are on their way: to the host, and back in the reverse order. What is changed
+    in place after it was saved is, in the backward, what it was when it was saved (where autograd would refuse).
+
+    Raises ValueError for a negative `ahead`.
     """
+    if ahead < 0:
+        raise ValueError(f'at least 0 tensors are on their way while one is used, not {ahead}')
     moved = _Moved(device, {storage(tensor) for tensor in stay}, ahead)
-    with ThreadPoolExecutor(1) as moved.out, ThreadPoolExecutor(1) as moved.back:
+    with (ThreadPoolExecutor(1) as moved.copying, ThreadPoolExecutor(1) as moved.out,
+          ThreadPoolExecutor(1) as moved.back):
         with saved_tensors_hooks(moved.pack, moved.unpack):
             yield
         moved.is_over = True
 
 
+class _Place:
+    """What autograd keeps instead of a tensor: its number in the order of the forward."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
 class _Moved:
     """What has been moved, in order."""
 
+    copying: ThreadPoolExecutor   # its thread is the host: what the device's allocates counts as the device's
     out: ThreadPoolExecutor
     back: ThreadPoolExecutor
 
     def __init__(self, device: Device, stay: set[int | None], ahead: int) -> None:
         self._device, self._stay, self._ahead = device, stay, ahead
-        self._gone: list[Future | None] = []      # what is on the host, or on its way
-        self._coming: dict[int, Future] = {}      # what is on its way back
+        self._count = 0
+        self._gone: dict[int, Future] = {}     # what is on the host, or on its way, while a graph needs it
+        self._coming: dict[int, Future] = {}   # what is on its way back
         self.is_over = False
 
-    def pack(self, tensor: torch.Tensor) -> torch.Tensor | int:
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor | _Place:
         if storage(tensor) in self._stay:
             return tensor
-        self._gone.append(self.out.submit(to_host, Parcel.of(tensor.detach()), self._device))
-        if len(self._gone) > self._ahead:   # or they would queue up, on the device
-            self._gone[-1 - self._ahead].result()
-        return len(self._gone) - 1
+        number, self._count = self._count, self._count + 1
+        parcel = Parcel.of(tensor.detach())
+        copy = self.copying.submit(parcel.copy_to, torch.device('cpu')).result()   # now: it may be changed in place
+        self._gone[number] = self.out.submit(self._travel, copy, parcel.sent)
+        if (before := self._gone.get(number - self._ahead)) is not None:   # or they would queue up, on the device
+            before.result()
+        place = _Place(number)
+        weakref.finalize(place, self._forget, number)   # when its graph is gone
+        return place
 
-    def unpack(self, kept: torch.Tensor | int) -> torch.Tensor:
+    def unpack(self, kept: torch.Tensor | _Place) -> torch.Tensor:
         if isinstance(kept, torch.Tensor):
             return kept
         if self.is_over:
             raise RuntimeError('the activations were on the host, and are gone: call backward inside `with '
                                'offloading_activations(...)`')
-        for number in range(kept, max(-1, kept - 1 - self._ahead), -1):
-            if number not in self._coming:
-                self._coming[number] = self.back.submit(self._bring, number)
-        return self._coming.pop(kept).result()
+        for number in range(kept.number, max(-1, kept.number - 1 - self._ahead), -1):
+            if number not in self._coming and number in self._gone:
+                self._coming[number] = self.back.submit(self._bring, self._gone[number])
+        return self._coming.pop(kept.number).result()
 
-    def _bring(self, number: int) -> torch.Tensor:
-        return to_device(self._gone[number].result(), self._device)
+    def _travel(self, copy: torch.Tensor, sent: float) -> torch.Tensor:
+        if self._device.link is not None:
+            self._device.link.wait(copy, sent, TO_HOST)
+        return copy
+
+    def _bring(self, moved: Future) -> torch.Tensor:
+        return to_device(moved.result(), self._device)
+
+    def _forget(self, number: int) -> None:
+        self._gone.pop(number, None)
+        self._coming.pop(number, None)
 
 
 def train_in_segments(module: nn.Sequential, segments: int, x: torch.Tensor,

@@ -165,7 +165,7 @@ def _claims(show: Show, plans: dict[str, dict[int, list[Setting]]],
         'C33', fit and any(len(set(some)) > 1 for some in names.values()),
         f'chosen for batches {", ".join(map(str, BATCHES))}: '
         + '; '.join(f'{name} {", ".join(some)}' for name, some in names.items())
-        + ' (width × depth, micro-batch, R for recompute)', by='the simulator',
+        + ' (width × depth, micro-batch, R for recompute)', by='the cost model',
         because='Costs come from closed forms here, and not from a profile.')
 
 
@@ -175,7 +175,7 @@ def _faster(show: Show, rates: dict[str, dict[str, list[float]]]) -> None:
     show.claims.test(
         'C31', gpipe >= 3.2 and tensors >= 20,
         f'up to {gpipe:.1f} times GPipe and {tensors:.0f} times model parallelism that splits every layer '
-        f'over 64 devices; {layers:.1f} times layers over devices', by='the simulator',
+        f'over 64 devices; {layers:.1f} times layers over devices', by='the cost model',
         because='Here GPipe, too, has its best setting. A bubble of d - 1 steps on m of work, m >= d, costs '
         'less than a factor of 2; more must come from memory, that forces it to recompute or to small '
         'micro-batches. Layers split between servers hang on the link, which is assumed.')
@@ -195,7 +195,7 @@ def _deeper(show: Show, plans: dict[str, dict[int, list[Setting]]],
                  'parameters')
     alike = all(_falls(by_batch[BATCHES[-1]], b) for by_batch in plans.values() for b in MICRO_BATCHES)
     show.claims.test(
-        'C32', grows and shrinks and _largest(8) < _largest(64), '; '.join(found), by='the simulator',
+        'C32', grows and shrinks and _largest(8) < _largest(64), '; '.join(found), by='the cost model',
         because='With one and the same micro-batch and recompute deeper is never faster; but deeper leaves '
         'room for a larger micro-batch, which can be worth more.' if alike and not shrinks else '')
 

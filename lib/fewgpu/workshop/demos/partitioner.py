@@ -101,14 +101,14 @@ def _claims(show: Show, replayed: dict[int, tuple[Partition, Partition]], search
     configs = {machines: pair[0].config for machines, pair in replayed.items()}
     show.claims.test(
         'C25', configs == SHIPPED, f'from their profile of VGG-16 it finds {", ".join(configs.values())} on '
-        f'4, 8 and 16 machines, as the authors ship, in {searched:.2g} s', by='the simulator',
+        f'4, 8 and 16 machines, as the authors ship, in {searched:.2g} s', by='the cost model',
         because='The earlier paper printed 2-1-1 and 9-5-1-1, for other machines and links.')
     speeds = [_speed(pair) for pair in replayed.values()]
     ours = ', '.join(f'{_speed(pair):.2f} ({name} machines)' for name, pair in here.items())
     show.claims.test(
         'C26', all(1.2 <= speed <= 6.8 for speed in speeds),
         f'{", ".join(f"{speed:.2f}" for speed in speeds)} times data parallel on 4, 8 and 16 machines for '
-        f'the published VGG-16; measured here: {ours}', by='the simulator',
+        f'the published VGG-16; measured here: {ours}', by='the cost model',
         because='The factor hangs on weights against compute, and on the link. Data parallel is priced as '
         'replicas that exchange gradients while they compute; a run that waits for them loses more.')
     _faster(show)
@@ -123,7 +123,7 @@ def _faster(show: Show) -> None:
         'C27', fast.slowest_seconds < slow.slowest_seconds,
         f'with GPUs twice as fast, the slowest stage on 8 machines takes {fast.slowest_seconds:.4f} s instead of '
         f'{slow.slowest_seconds:.4f} ({slow.slowest_seconds / fast.slowest_seconds:.2f} times as fast), by {fast.config} '
-        f'instead of {slow.config}', by='the simulator',
+        f'instead of {slow.config}', by='the cost model',
         because='The lecture tells of 220 hours for VGG-16 on 8 Titan X, and under 100 on 8 V100 (published). Links stay as '
                 'they are, and bound more of the time.')
 
