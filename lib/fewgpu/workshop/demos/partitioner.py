@@ -125,7 +125,7 @@ def _faster(show: Show) -> None:
         f'{slow.slowest_seconds:.4f} ({slow.slowest_seconds / fast.slowest_seconds:.2f} times as fast), by {fast.config} '
         f'instead of {slow.config}', by='the cost model',
         because='The lecture tells of 220 hours for VGG-16 on 8 Titan X, and under 100 on 8 V100 (published). Links stay as '
-                'they are, and bound more of the time.')
+                'they are: once they bound the time, faster GPUs gain nothing more.')
 
 
 def _picture(pair: tuple[Partition, Partition]) -> Figure:

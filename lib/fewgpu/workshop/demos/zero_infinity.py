@@ -110,10 +110,12 @@ def price(show: Show) -> None:
     """What it costs to offload, where transfers fit behind computing."""
     x, y = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
     model = offloaded(bandwidth_for(LOAD, x), depth=3)
-    ways = {'all on the device': lambda: resident_step(kept, x, y, recomputed=False),
-            'the same, recomputed': lambda: resident_step(kept, x, y, recomputed=True),
+    kept = chain(LAYERS, WIDTH)
+    optimizer = torch.optim.Adam(kept.parameters())
+    ways = {'all on the device': lambda: resident_step(kept, optimizer, x, y, recomputed=False),
+            'the same, recomputed': lambda: resident_step(kept, optimizer, x, y, recomputed=True),
             'offloaded': lambda: model.step(x, y)}
-    kept, took = chain(LAYERS, WIDTH), {name: [] for name in ways}
+    took = {name: [] for name in ways}
     for _ in range(6):
         for name, way in ways.items():
             start = time.perf_counter()
@@ -127,7 +129,7 @@ def price(show: Show) -> None:
     show.table(table)
     others = took['the same, recomputed'][1:]
     steady = max(others) < 1.2 * min(others)
-    show.claims.test('C44', ours / base - 1 <= 0.04 if steady else None,
+    show.claims.test('C44', ours / base - 1 <= 0.02 if steady else None,
                      f'a step takes {ours / base - 1:+.1%} against the same recompute on the device, and '
                      f'{ours / plain - 1:+.0%} against no recompute'
                      + ('' if steady else '; equal steps differ by a fifth and more: the machine is too busy'),
@@ -135,14 +137,16 @@ def price(show: Show) -> None:
                              'more layers, or more rows to compute with, their share falls')
 
 
-def resident_step(module: nn.Sequential, x: torch.Tensor, y: torch.Tensor, recomputed: bool) -> None:
-    """With everything on the device."""
-    device, optimizer = Device('cpu', pace=PACE), torch.optim.Adam(module.parameters())
-    with device.active(), device.paced():
-        if recomputed:
-            train_in_segments(module, LAYERS, x, lambda out: F.mse_loss(out, y), device)
-        else:
-            F.mse_loss(module(x), y).backward()
+def resident_step(module: nn.Sequential, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor,
+                  recomputed: bool) -> None:
+    """With everything on the device, but for the update, which is as fast as the host's of the offloaded model."""
+    device = Device('cpu', pace=PACE)
+    with device.active():
+        with device.paced():
+            if recomputed:
+                train_in_segments(module, LAYERS, x, lambda out: F.mse_loss(out, y), device)
+            else:
+                F.mse_loss(module(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -152,7 +156,7 @@ def slices_against_broadcast(show: Show) -> None:
     times, alike = zip(*launch(_read_in_both_ways, 2, time_limit=120))
     took = {reading: max(each[reading] for each in times) for reading in times[0]}
     ratio = took['broadcast'] / took['slices']
-    show.say(f'Two ranks, each with a disk of its own, train a model of 8 layers. If each reads its half of every '
+    show.say(f'Two ranks, each with a (simulated) disk of its own, train a model of 8 layers. If each reads its half of every '
              f'layer and they gather, the disks are waited for {1e3 * took["slices"]:.0f} ms a step; if one reads '
              f'all and broadcasts, {1e3 * took["broadcast"]:.0f} ms. The weights are '
              f'{"the same" if all(alike) else "NOT the same"}.')
