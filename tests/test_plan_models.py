@@ -197,3 +197,13 @@ def test_unet_skips_cross_every_cut_between_their_ends():
     model = known('unet')
     skips = [64 * 512**2, 128 * 256**2, 256 * 128**2, 512 * 64**2]
     assert [layer.carried for layer in model.layers] == [sum(skips[:k]) for k in (1, 2, 3, 4, 4, 3, 2, 1, 0, 0)]
+
+
+def test_a_model_of_no_rows_or_with_tied_weights_is_refused():
+    layer = torch.nn.Linear(4, 4)
+    tied = torch.nn.Linear(4, 4)
+    tied.weight = layer.weight
+    with pytest.raises(ValueError, match='no rows'):
+        own(torch.nn.Sequential(layer), torch.ones(0, 4))
+    with pytest.raises(ValueError, match='duplicate parameters'):
+        own(torch.nn.Sequential(layer, tied), torch.ones(2, 4))

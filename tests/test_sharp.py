@@ -286,3 +286,9 @@ def test_mini_batches_that_fail_are_an_error_of_their_model():
     with pytest.raises(ValueError, match='rows of targets') as caught:
         sharp([Job(spilled(0, 1, 1), [(torch.ones(2, 8), torch.ones(3, 8))], name='odd')], [Device()])
     assert 'in the mini-batches of odd' in caught.value.__notes__
+
+
+def test_the_mini_batches_of_a_job_are_a_list():
+    model = Spilled(nn.Sequential(nn.Linear(1, 1)), [1], device=Device('cpu'), loss_fn=nn.functional.mse_loss)
+    with pytest.raises(TypeError, match='are a list of'):
+        Job(model, (batch for batch in ()))

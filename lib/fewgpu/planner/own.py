@@ -20,6 +20,7 @@ from fewgpu.balance import LayerCost, profile
 from fewgpu.balance.profile import weigh
 from fewgpu.balance.sandbox import enter, leave, sandbox, tensors, try_layers
 from fewgpu.microbatch import rows_of
+from fewgpu.partition import verify_module
 from fewgpu.planner.model import Layer, Model
 
 
@@ -29,8 +30,12 @@ def own(module: nn.Sequential, sample: Any, *, name: str = 'yours', batch: int =
     FLOPs are torch's (matrix products and convolutions; other layers count none); bytes are those that a
     forward really returns and leaves behind for its backward, divided by those of a parameter's number.
     Neither the module nor the sample is changed. Raises TypeError if the module is not an nn.Sequential, or
-    the sample has no tensor, ValueError if there are no layers, and whatever a layer raises.
+    the sample has no tensor, ValueError if there are no layers or no rows, or if layers share weights, and
+    whatever a layer raises.
     """
+    if not rows_of(sample):
+        raise ValueError('the sample has no rows: give an input of at least one')
+    verify_module(module)
     sizes, rows = weigh(module, sample, device='cpu'), rows_of(sample)
     flops = _flops(module, sample)
     return Model(name, tuple(_layer(str(key), size, work / rows, rows, _bytes(module))
@@ -59,7 +64,7 @@ def load(reference: str) -> Model:
         if match[2] not in made:
             raise ValueError(f'there is no function {match[2]} in {match[1]}')
         result = made[match[2]]()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f'{reference} cannot be made: {type(error).__name__}: {error}') from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Sequential)):
         raise ValueError(f'{reference} returned {type(result).__name__}: let it return two things, an '

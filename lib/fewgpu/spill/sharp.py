@@ -12,7 +12,7 @@ the next one, which is loaded meanwhile; gradients leave beside.
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,10 +37,15 @@ class Job:
     """
 
     model: Spilled
-    batches: Iterable[tuple[Any, Any]]
+    batches: Sequence[tuple[Any, Any]]
     epochs: int = 1
     name: str = ''
     seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.batches, Sequence):
+            raise TypeError(f'the mini-batches of a job are a list of (x, y), for their number is asked for, and they are run '
+                            f'through once an epoch; not a {type(self.batches).__name__}')
 
     @property
     def steps(self) -> int:

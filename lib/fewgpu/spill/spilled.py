@@ -48,7 +48,7 @@ class Spilled:
 
     Arguments:
         module: the layers, an nn.Sequential. They move to the host, and stay there.
-        balance: layers a shard; see `fewgpu.pilot.shards_that_fit`.
+        balance: layers a shard; see `fewgpu.spill.shards_that_fit`.
         device: by default the GPU, or a virtual CPU device where there is none.
         loss_fn: from (output, target) to the loss of the mini-batch.
         optimizer: makes an optimizer from those of a shard's parameters that are trained; it works on the
