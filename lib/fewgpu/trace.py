@@ -44,6 +44,10 @@ class Timeline:
         return cls(tuple(tuple(Span(op, start - first, end - first, *more)
                                for op, start, end, *more in row) for row in seconds), tuple(names))
 
+    def __repr__(self) -> str:
+        operations = sum(map(len, self.rows))
+        return f'<Timeline of {len(self.rows)} devices: {operations} operations in {self.makespan:.4g} s>'
+
     @cached_property
     def makespan(self) -> float:
         """Seconds from the first start to the last end."""

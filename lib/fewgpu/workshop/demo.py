@@ -55,6 +55,9 @@ def _one(console: Console, name: str, out: Path) -> list[Finding]:
     console.print(f'[bold]{name}[/]: {summary(name)}\n')
     begun, show = time.perf_counter(), Show(console)
     picture = run(name, show)
+    if any(True for _ in show.claims):
+        console.print('\n(C.. are claims of the lectures behind the course, P.. of papers; each is held against the figures '
+                      'above. "By ..." says what judged it where this machine cannot.)', style='dim')
     path = out / f'demo-{name}.png'
     picture.savefig(path, dpi=150)
     console.print(f'\nPicture: {path} ({time.perf_counter() - begun:.0f} s)', soft_wrap=True)
