@@ -6,16 +6,14 @@
     for x, y in batches:
         loss = pipeline.step(x, y)       # or, all at once: losses = pipeline.train(batches)
 
-The last stage computes the loss, micro-batch by micro-batch, so a backward may begin before all
-forwards are done. (With GPipe, the module, the caller computes the loss of the mini-batch.)
-
-Under torchrun or `fewgpu.launch` (or wherever torch.distributed is initialised) every rank runs this
-same script, makes the same model, and calls `step` with the same mini-batch; it keeps and trains its
-own stages only.
+The last stage computes the loss, micro-batch by micro-batch, so a backward may begin before all forwards are
+done. (With GPipe, the module, the caller computes it.) Under torchrun or `fewgpu.launch` (or wherever
+torch.distributed is initialised) every rank runs this same script, makes the same model, and calls `step` with
+the same mini-batch; it keeps and trains its own stages only.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,11 +23,11 @@ from fewgpu.context import Context
 from fewgpu.held import (Held, MakeOptimizer, device_of_rank, is_distributed, of_all_replicas, start_alike,
                          verify_alike, verify_layout, verify_loss_scale,
                          verify_makes_optimizers)
+from fewgpu.held_state import HeldState
 from fewgpu.loss import LossFn, is_mean
 from fewgpu.loss_scale import LossScale
 from fewgpu.microbatch import gather, rows_of, sizes, verify_chunks
 from fewgpu.minibatches import MiniBatches, pairs, verify_same_rows
-from fewgpu.optimizer_state import load_named_state, named_state
 from fewgpu.partition import turn_of, verify_balance, verify_devices, verify_module
 from fewgpu.pipemare import with_delays
 from fewgpu.run import run, telling_who_updated
@@ -45,59 +43,55 @@ if TYPE_CHECKING:
     from fewgpu.hybrid import Replicas
     from fewgpu.transport.ranks import Ranks
 
+Plan = tuple[Schedule, Schedule]   # without and with its messages
 
-class Pipeline:
+
+class Pipeline(HeldState):
     """A model cut into stages, and a schedule by which they train.
 
     Arguments:
         module: the layers, an nn.Sequential.
         balance: layers per stage; see `fewgpu.balance`.
-        schedule: a name in `fewgpu.schedule.SCHEDULES`, or a function that makes a Schedule from
-            (stages, micro-batches). With 'interleaved' and 'v-shape' there are more stages than devices; with
-            'gems', or partial(pipedream, replicas=(2, 1)), stages live on several, as replicas.
-        chunks: micro-batches per mini-batch (fewer if there are fewer rows, which 'interleaved' and
-            '2bw' refuse unless the schedule fits).
+        schedule: a name in `fewgpu.schedule.SCHEDULES`, or a function of (stages, micro-batches) that makes one. With
+            'interleaved' and 'v-shape' there are more stages than devices; with 'gems', or partial(pipedream,
+            replicas=(2, 1)), stages live on several, as replicas.
+        chunks: micro-batches per mini-batch (fewer if there are fewer rows, if the schedule allows it).
         devices: one a row of the schedule (on ranks: this rank's); by default GPUs, or virtual CPU devices.
         loss_fn: from (output, target) of a micro-batch to its loss: a mean over the rows, or a sum if it says
             reduction='sum' (an attribute, or bound by functools.partial; a lambda is taken for a mean).
         optimizer: makes an optimizer from those of a stage's parameters that are trained. Without, `step`
             adds gradients to the parameters' `.grad`, as a backward does; what follows is the caller's.
         checkpoint: which micro-batches are recomputed: see `fewgpu.schedule.with_recompute`.
-        ranks: the ranks that hold the rows of the schedule (`fewgpu.transport.Ranks`); by default
-            all of torch.distributed, if it is initialised and `devices` does not list one a row.
+        ranks: that hold the rows of the schedule; by default all of torch.distributed, unless `devices` has one a row.
         replicas: other pipelines that train the same model (see `fewgpu.hybrid`).
         skips: how long skips travel (see `fewgpu.skip_routes`): 'straight', or 'through' all stages between.
         time_limit: seconds that a device may wait for a message; on ranks it is 60 by default.
         loss_scale: a `LossScale`, for float16. A schedule that flushes then updates when all stages are through, all
             of them or (after an overflow) none; under another one each stage leaves out its own updates.
 
-    Results equal those of the plain model, trained micro-batch by micro-batch ('pipedream', '2bw' and
-    'pipemare': by their rule of delayed weights, from an empty pipeline in every `step` or `train`).
+    Results equal those of the plain model, trained micro-batch by micro-batch ('pipedream', '2bw' and 'pipemare': by
+    their rule of delayed weights, from an empty pipeline in every `step` or `train`).
 
-    Replicas of a stage start alike, and have the same parameters after every step; `module`,
-    `parameters()` and `state_dict()` are those of the first one in this process. Buffers, such as the
-    statistics of batch norm, stay each replica's own. `optimizers` has one a replica.
+    Replicas of a stage start alike, and have the same parameters after every step; `module`, `parameters()` and
+    `state_dict()` are those of the first one in this process. Buffers, such as the statistics of batch norm, stay each
+    replica's own. `optimizers` has one a replica.
 
-    What raises may have updated some stages and not others; the error says which. Raises
-    TypeError for a module, optimizer or loss that cannot be cut into stages, ValueError for a
-    balance, schedule or loss that does not fit, IndexError if there are too few devices.
+    What raises may have updated some stages and not others; the error says which. Raises TypeError for a module,
+    optimizer or loss that cannot be cut into stages, ValueError for what does not fit, IndexError for too few devices.
     """
 
     def __init__(self, module: nn.Sequential, balance: Iterable[int], *,
                  schedule: str | Callable[[int, int], Schedule] = '1f1b', chunks: int = 1,
                  devices: Sequence[Any] | None = None, loss_fn: LossFn,
-                 optimizer: MakeOptimizer | None = None, checkpoint: str = 'never',
-                 ranks: 'Ranks | None' = None, replicas: 'Replicas | None' = None,
-                 skips: str = 'straight', time_limit: float | None = None,
+                 optimizer: MakeOptimizer | None = None, checkpoint: str = 'never', ranks: 'Ranks | None' = None,
+                 replicas: 'Replicas | None' = None, skips: str = 'straight', time_limit: float | None = None,
                  loss_scale: LossScale | None = None) -> None:
         verify_module(module)
         verify_devices(devices)
-        self.balance = verify_balance(module, balance)
-        chunks = verify_chunks(chunks)
+        self.balance, chunks = verify_balance(module, balance), verify_chunks(chunks)
         verify_makes_optimizers(optimizer)
         verify_loss_scale(loss_scale, updates=optimizer is not None)
-        self.loss_scale = loss_scale
-        self.chunks, self.checkpoint, self.time_limit = chunks, checkpoint, time_limit
+        self.chunks, self.checkpoint, self.time_limit, self.loss_scale = chunks, checkpoint, time_limit, loss_scale
         self.loss_fn, self._last = loss_fn, len(self.balance) - 1
         if ranks is None and is_distributed(devices):
             from fewgpu.transport.ranks import Ranks   # threads can do without torch.distributed
@@ -114,8 +108,8 @@ class Pipeline:
         devices = [device_of_rank(ranks.index)] if ranks and devices is None else devices
         if ranks:
             verify_alike(ranks, module, {
-                'balance': self.balance, 'schedule': layout.name, 'chunks': chunks,
-                'checkpoint': checkpoint, 'an optimizer': optimizer is not None, 'loss_scale': loss_scale})
+                'balance': self.balance, 'schedule': layout.name, 'chunks': chunks, 'checkpoint': checkpoint,
+                'an optimizer': optimizer is not None, 'loss_scale': loss_scale})
         self._held = Held(module, self.balance, layout, self._rows, devices, loss_fn, optimizer)
         self.module, self.devices = self._held.module, self._held.devices   #: of this process
         self.optimizers = self._held.optimizers = with_delays(self._held.optimizers, self._plans)   #: by (row, stage)
@@ -129,10 +123,10 @@ class Pipeline:
     def step(self, x: Any, y: Any, *, update: bool = True) -> torch.Tensor:
         """Train on one mini-batch; its loss, a tensor without a graph (on every rank).
 
-        `x` are the inputs, a tensor or a nesting of tensors cut along their first dimension, and
-        `y` the targets. On ranks only those with the first stage need x, and those with the last
-        stage y; the others may pass None. With `update=False` gradients are added to the parameters' `.grad`, as
-        a backward does, for the next step that updates; a schedule that updates within a step cannot wait.
+        `x` are the inputs, a tensor or a nesting of tensors cut along their first dimension, and `y` the targets. On
+        ranks only those with the first stage need x, and those with the last stage y; the others may pass None. With
+        `update=False` gradients are added to the parameters' `.grad`, as a backward does, for the next step that
+        updates; a schedule that updates within a step cannot wait.
         """
         verify_can_wait(self._plans.layout, update)
         with self._together(), torch.enable_grad():
@@ -158,10 +152,8 @@ class Pipeline:
             return self._train(self._plans.long_run(batches.counts), batches, seed)
 
     def eval_step(self, x: Any, y: Any = None) -> Any:
-        """The loss of a mini-batch in evaluation mode (on ranks: give y to all or none of them).
-
-        Without y the outputs (on ranks: where the last stage is, None elsewhere).
-        """
+        """The loss of a mini-batch in evaluation mode (on ranks: give y to all or none of them). Without y the
+        outputs (on ranks: where the last stage is, None elsewhere)."""
         with self._together(), torch.no_grad():
             modes = {part: part.training for part in self.module.modules()}   # copies follow: see Held.align
             self.module.eval()
@@ -178,8 +170,8 @@ class Pipeline:
 
     @property
     def trace(self) -> Timeline:
-        """What the latest step did, a row a device; on ranks, only this rank's row is filled (see
-        `gather_trace`). Bytes are counted on devices with a ledger: `devices[0].meter()` before."""
+        """What the latest step did, a row a device; on ranks only the own one is filled (see `gather_trace`). Bytes
+        are counted on devices with a ledger: `devices[0].meter()` before."""
         return Timeline.of(self._spans, self._names)
 
     def gather_trace(self) -> Timeline:
@@ -187,29 +179,6 @@ class Pipeline:
         rows = [[(op, *fields) for op, fields in zip(ops, self.ranks.tell(row, [(*s[1:],) for s in spans]))]
                 for row, (ops, spans) in enumerate(zip(self._latest.rows, self._spans)) if self.ranks]
         return Timeline.of(rows, self._names) if self.ranks else self.trace
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Of the stages of this process."""
-        return self.module.parameters()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.module.state_dict()   # of the stages here, under the plain model's keys
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the own entries out of the plain model's state_dict, or any part of it that has
-        them; raises as torch does if one is missing."""
-        self._held.load_state_dict(state)
-
-    def optimizer_state(self) -> dict[str, dict[str, Any]]:
-        """What the optimizers of this process remember, by the plain model's names."""
-        return named_state(self._held.named_parameters(), self.optimizers.values())
-
-    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take the own entries out of what `optimizer_state` gave, here or with another cut."""
-        load_named_state(self._held.named_parameters(), self.optimizers.values(), state)
-
-    def __reduce_ex__(self, protocol: int) -> Any:
-        raise TypeError('a Pipeline is not copied or pickled: save its state_dict(), and make another')
 
     def close(self) -> None:
         """Leave the ranks; on threads there is nothing to do."""
@@ -241,8 +210,7 @@ class Pipeline:
             self.replicas.begin(told[0], seed, self.devices[0].torch, is_mean=is_mean(self.loss_fn))
         return MiniBatches(xs, ys, [sizes(count, self.chunks) for count in told]), seed
 
-    def _train(self, plan: tuple[Schedule, Schedule], batches: MiniBatches, seed: int, update: bool = True
-               ) -> list[torch.Tensor]:
+    def _train(self, plan: Plan, batches: MiniBatches, seed: int, update: bool = True) -> list[torch.Tensor]:
         with updating(self.optimizers.values(), self.loss_scale, self._all, update=update,
                       within=plan[0].update_every is not None) as at_once:
             values = self._execute(plan, batches, seed, updates=at_once)
@@ -252,10 +220,8 @@ class Pipeline:
         """Is it so in all processes of this pipeline?"""
         return all([self.ranks.tell(row, own) for row in range(self.ranks.size)]) if self.ranks else own
 
-    def _execute(self, plan: tuple[Schedule, Schedule], batches: MiniBatches, seed: int, updates: bool = True
-                 ) -> list[Any]:
-        """Run a schedule, given without and with messages; what the last stage returned, a value a
-        micro-batch, if it is known here."""
+    def _execute(self, plan: Plan, batches: MiniBatches, seed: int, updates: bool = True) -> list[Any]:
+        """Run a schedule; what the last stage returned, a value a micro-batch, if it is known here."""
         whole, schedule = plan
         ends = [s for s in {0, self._last} if self._held.holds(s)]
         scale = self.loss_scale.scale if self.loss_scale else 1.0
