@@ -70,18 +70,15 @@ class Offloaded:
             device and (on ranks) the one after is gathered. 0: nothing is.
         recompute: False keeps the graphs of the forward instead.
         group: of ranks that train the same model, each on rows of its own (by default all, if
-            torch.distributed is initialised). Each keeps its share in a store of its own. `reading` is
-            'slices' (each reads its own, then they gather) or 'broadcast' (rank 0 reads and updates all).
+            torch.distributed is initialised), each with a store of its own. `reading` is 'slices' (each reads
+            its own, then they gather) or 'broadcast' (rank 0 reads and updates all).
         time_limit: seconds that a rank may wait for another.
 
-    Results equal those of the plain model and optimizer, bit for bit, with `chunks` micro-batches that
-    add up their gradients; on two ranks those of the plain model with the micro-batches of both. On
-    ranks, an optimizer sees flat slices: it must treat every number alike (Adam, SGD).
-
-    A TiledLinear in a layer is loaded tile by tile (on ranks, whole): in the forward, the recompute and
-    the backward of every micro-batch.
-
-    There is no loss scale, for layers update one by one before the last gradient is known: use bfloat16.
+    Results equal those of the plain model and optimizer, bit for bit, with `chunks` micro-batches that add up
+    their gradients; on two ranks those of the plain model with the micro-batches of both. On ranks, an optimizer
+    sees flat slices: it must treat every number alike (Adam, SGD). A TiledLinear in a layer is loaded tile by
+    tile (on ranks, whole): in the forward, the recompute and the backward of every micro-batch. There is no loss
+    scale, for layers update one by one before the last gradient is known: use bfloat16.
 
     A `step` that fails changes nothing: parameters, states and buffers are those of the step before,
     in the stores as here. Raises what `Pipeline` raises for a module or a loss that does not fit.
@@ -118,8 +115,7 @@ class Offloaded:
             self._ranks.start_alike(self.module)
         elif self._versions.about['facts'] != self._facts:
             raise ValueError(f'the store holds another model, states of another optimizer, or was another rank\'s: it says '
-                             f'{self._versions.about["facts"]}, and this is {self._facts}: give this model a '
-                             f'store of its own')
+                             f'{self._versions.about["facts"]}, and this is {self._facts}: give it a store of its own')
         self._units = [*make_units(self.module, self.device, self._ranks, optimizer, self.loss_fn,
                                    self._versions, self.depth)]
         self._pieces = [piece for unit in self._units for piece in unit.pieces]
@@ -230,8 +226,7 @@ class Offloaded:
             self._commit(self.steps)
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
-        """What the optimizers remember, whole, by the plain model's names (see fewgpu.optimizer_state); on
-        ranks all call it."""
+        """What the optimizers remember, whole: see fewgpu.optimizer_state. On ranks all call it."""
         return optimizer_state(self.module, self._pieces, self._versions)
 
     @torch.no_grad()

@@ -5,6 +5,7 @@ ZeRO-Infinity (arXiv 2104.07857) on a virtual device, and on two ranks for the s
 import copy
 import statistics
 import time
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +20,8 @@ from fewgpu.infinity import (
     GB, ait_of_activations, ait_of_optimizer_states, ait_of_parameters, efficiency, figure_2b)
 from fewgpu.launch import launch
 from fewgpu.link import Link
-from fewgpu.offload.offloaded import Offloaded, Times
 from fewgpu.offload import DiskStore, HostStore
+from fewgpu.offload.offloaded import Offloaded, Times
 from fewgpu.tiled import TiledLinear
 from fewgpu.workshop.demos import Show
 
@@ -111,10 +112,9 @@ def price(show: Show) -> None:
     x, y = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
     model = offloaded(bandwidth_for(LOAD, x), depth=3)
     kept = chain(LAYERS, WIDTH)
-    optimizer = torch.optim.Adam(kept.parameters())
-    ways = {'all on the device': lambda: resident_step(kept, optimizer, x, y, recomputed=False),
-            'the same, recomputed': lambda: resident_step(kept, optimizer, x, y, recomputed=True),
-            'offloaded': lambda: model.step(x, y)}
+    resident = partial(resident_step, kept, torch.optim.Adam(kept.parameters()), x, y)
+    ways = {'all on the device': partial(resident, recomputed=False),
+            'the same, recomputed': partial(resident, recomputed=True), 'offloaded': lambda: model.step(x, y)}
     took = {name: [] for name in ways}
     for _ in range(6):
         for name, way in ways.items():
