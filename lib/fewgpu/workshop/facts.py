@@ -50,6 +50,8 @@ def textbook(schedule: Schedule, costs: Costs) -> tuple[str, float] | None:
         put_off = 'W' if late == 1 else '2W'
         return (f'x / (x + m(F + I + W)) with x = (n - 1)(F + I - {put_off})',
                 idle / (idle + m * (f + i + w)))
+    if schedule.name == 'v-shape':   # found by a search, not by a formula
+        return None
     if schedule.name == 'interleaved':
         return '(n - 1) / (v m + n - 1)', (n - 1) / (v * m + n - 1)
     if schedule.name == 'gems':
