@@ -56,7 +56,7 @@ def test_a_demo_runs_and_tells_what_it_found(name, monkeypatch, tmp_path):
     assert answer.exit_code == 0, answer.output
     found = [Finding(*fields) for fields in json.loads(report.read_text())]
     assert found and {one.claim for one in found} <= TEXTS.keys()
-    assert all(one.found for one in found)
+    assert all(one.found and one.because for one in found)
     assert [one.claim for one in found if one.claim in COUNTED and not one.confirmed] == []
     assert (tmp_path / f'demo-{name}.png').stat().st_size > 10_000
     assert faults(pictures[0]) == []

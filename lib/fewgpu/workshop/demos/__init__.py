@@ -17,6 +17,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 from rich.console import Console, RenderableType
+from rich.table import Table
 
 from fewgpu.workshop.claims import Claims
 
@@ -40,6 +41,14 @@ class Show:
         self._console.print()
         self._console.print(table)
         self._console.print()
+
+
+def headed(title: str, *headings: str) -> Table:
+    """A table of figures; a column without a heading holds text."""
+    table = Table(title=title, title_justify='left')
+    for heading in headings:
+        table.add_column(heading, justify='right' if heading else 'left')
+    return table
 
 
 def summary(name: str) -> str:

@@ -197,7 +197,8 @@ def _deeper(show: Show, plans: dict[str, dict[int, list[Setting]]],
     show.claims.test(
         'C32', grows and shrinks and _largest(8) < _largest(64), '; '.join(found), by='the cost model',
         because='With one and the same micro-batch and recompute deeper is never faster; but deeper leaves '
-        'room for a larger micro-batch, which can be worth more.' if alike and not shrinks else '')
+        'room for a larger micro-batch, which can be worth more.' if alike and not shrinks else
+        'Each depth takes the micro-batch that is best for it.')
 
 
 def _falls(plan: Sequence[Setting], b: int) -> bool:

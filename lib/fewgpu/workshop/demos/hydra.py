@@ -7,7 +7,6 @@ from statistics import median
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.table import Table
 from torch import nn
 
 from fewgpu import Pipeline, plot
@@ -22,7 +21,7 @@ from fewgpu.spill.sharp import Job, Trained, sharp
 from fewgpu.simulate import Costs, simulate
 from fewgpu.spill import Spilled
 from fewgpu.spill.units import Visit
-from fewgpu.workshop.demos import Show
+from fewgpu.workshop.demos import Show, headed
 
 ROUNDS = 3           # of everything that is timed, in turns, after one to warm up
 PACE = 0.2           # of a device: a fifth of a core, so that all devices and the host find their time on two
@@ -196,13 +195,6 @@ def spilled(seed: int, cuts: list[int], devices: Sequence[Device], *, prefetch: 
 def tokens(rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     text = torch.randint(VOCABULARY, (rows, length + 1), generator=torch.Generator().manual_seed(1))
     return text[:, :-1], text[:, 1:]
-
-
-def headed(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify='left')
-    for heading in headings:
-        table.add_column(heading, justify='right' if heading else 'left')
-    return table
 
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -151,7 +151,8 @@ def verdicts(show: Show, used: list[int], kept: list[int], curves: dict, found: 
     deep = versions_alive(pipedream(STAGES, 16))[0]
     show.claims.test('C28', used == rule and kept == [2] * STAGES,
                      f'Micro-batches 1 to 16 took versions {", ".join(map(str, used))}. Every stage held '
-                     f'{max(kept)} versions, counted in bytes; PipeDream has {deep} on the first.')
+                     f'{max(kept)} versions, counted in bytes; PipeDream has {deep} on the first.',
+                     because='While one version is updated, micro-batches in flight still use the one before it.')
     first, late = ({name: fmean(curves[name][part]) for name in ('2BW', 'synchronous')}
                    for part in (slice(RUN // 4), slice(-RUN // 4, None)))
     show.claims.test(

@@ -10,7 +10,6 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-from rich.table import Table
 from torch import nn
 
 from fewgpu import plot
@@ -23,7 +22,7 @@ from fewgpu.link import Link
 from fewgpu.offload import DiskStore, HostStore
 from fewgpu.offload.offloaded import Offloaded, Times
 from fewgpu.tiled import TiledLinear
-from fewgpu.workshop.demos import Show
+from fewgpu.workshop.demos import Show, headed
 
 PACE = 0.5          # of the device: while it computes, a core is free for what is loaded
 LAYERS, WIDTH, ROWS = 12, 256, 3072
@@ -69,7 +68,8 @@ def larger_than_the_device(show: Show) -> None:
              f'device never held more than {device.ledger.peak / 1e6:.2f} MB.')
     show.claims.test('C40', same and stored > 10 * device.ledger.peak,
                      f'{stored / 1e6:.1f} MB of model states on disk; {device.ledger.peak / 1e6:.2f} MB at once '
-                     f'on the device trained them as the plain model, {"bit for bit" if same else "but otherwise"}')
+                     f'on the device trained them as the plain model, {"bit for bit" if same else "but otherwise"}',
+                     because='Activations and gradients of the layers in flight stay on the device.')
 
 
 def prefetch(show: Show) -> dict[str, float]:
@@ -122,8 +122,8 @@ def price(show: Show) -> None:
             way()
             took[name].append(time.perf_counter() - start)
     plain, base, ours = (statistics.median(found[1:]) for found in took.values())   # the first warms up
-    table = titled(f'{LAYERS} layers; disk and link: {LOAD:g} of a forward each',
-                   ('', 'a step', 'against recompute on the device'))
+    table = headed(f'{LAYERS} layers; disk and link: {LOAD:g} of a forward each', '', 'a step',
+                   'against recompute on the device')
     for name, seconds in zip(ways, (plain, base, ours)):
         table.add_row(name, f'{1e3 * seconds:.0f} ms', f'{seconds / base - 1:+.1%}')
     show.table(table)
@@ -133,8 +133,7 @@ def price(show: Show) -> None:
                      f'a step takes {ours / base - 1:+.1%} against the same recompute on the device, and '
                      f'{ours / plain - 1:+.0%} against no recompute'
                      + ('' if steady else '; equal steps differ by a fifth and more: the machine is too busy'),
-                     because='a step waits for its first load and its last update, however fast the rest is: with '
-                             'more layers, or more rows to compute with, their share falls')
+                     because='a step waits for its first load and its last update, however fast the rest is')
 
 
 def resident_step(module: nn.Sequential, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor,
@@ -156,8 +155,8 @@ def slices_against_broadcast(show: Show) -> None:
     times, alike = zip(*launch(_read_in_both_ways, 2, time_limit=120))
     took = {reading: max(each[reading] for each in times) for reading in times[0]}
     ratio = took['broadcast'] / took['slices']
-    show.say(f'Two ranks, each with a (simulated) disk of its own, train a model of 8 layers. If each reads its half of every '
-             f'layer and they gather, the disks are waited for {1e3 * took["slices"]:.0f} ms a step; if one reads '
+    show.say(f'Two ranks, each with a (simulated) disk of its own, train a model of 8 layers. If each reads its half of '
+             f'every layer and they gather, the disks are waited for {1e3 * took["slices"]:.0f} ms a step; if one reads '
              f'all and broadcasts, {1e3 * took["broadcast"]:.0f} ms. The weights are '
              f'{"the same" if all(alike) else "NOT the same"}.')
     show.claims.test('C41', all(alike) and ratio > 1.5,
@@ -187,8 +186,8 @@ def tiles(show: Show) -> dict[str, float]:
     plain = copy.deepcopy(linear)
     F.mse_loss(plain(x), y).backward()
     torch.optim.SGD(plain.parameters(), lr=1.0).step()
-    table = titled(f'A layer of {linear.weight.nbytes / 1e6:.1f} MB; the device has {limit / 1e6:.1f} MB',
-                   ('tiles', 'peak on a large device', 'on the small one'))
+    table = headed(f'A layer of {linear.weight.nbytes / 1e6:.1f} MB; the device has {limit / 1e6:.1f} MB',
+                   'tiles', 'peak on a large device', 'on the small one')
     peaks, fitting, alike = {}, [], True
     for count in (1, 2, 4, 8, 16):
         peaks[count], _ = _tiled_step(linear, count, x, y, Device('cpu'))
@@ -203,7 +202,8 @@ def tiles(show: Show) -> dict[str, float]:
     show.claims.test('C43', 1 not in fitting and bool(fitting) and alike,
                      f'as a whole the layer is out of memory on a device of {limit / 1e6:.1f} MB; in {fitting[0]} '
                      f'tiles or more it trains, as on a large one; 16 tiles need {peaks[1] / peaks[16]:.0f} times '
-                     f'less' if fitting else 'it never fitted')
+                     f'less' if fitting else 'it never fitted',
+                     because='Inputs and outputs of the layer are not tiled: they stay whole.')
     return {f'{count} tile{"s" * (count > 1)}': peak / 1e6 for count, peak in peaks.items()}
 
 
@@ -219,21 +219,14 @@ def _tiled_step(linear: nn.Linear, count: int, x: torch.Tensor, y: torch.Tensor,
 
 def bandwidths(show: Show) -> None:
     """The lecture's table (of the paper), computed from the figures of one node."""
-    table = titled('Published: nodes of 16 GPUs, memory (TB) and bandwidth of a GPU (GB/s)',
-                   ('nodes', 'GPUs', 'GPU', 'CPU', 'NVMe', 'GPU to GPU', 'from CPU', 'from NVMe', 'NVMe, all GPUs'))
+    table = headed('Published: nodes of 16 GPUs, memory (TB) and bandwidth of a GPU (GB/s)', 'nodes', 'GPUs',
+                   'GPU', 'CPU', 'NVMe', 'GPU to GPU', 'from CPU', 'from NVMe', 'NVMe, all GPUs')
     for gpus in (1, 16, 64, 256, 1024):
         row = figure_2b(gpus)
         between = '' if row.gpu_to_gpu is None else '{:.0f}-{:.0f}'.format(*row.gpu_to_gpu)
         table.add_row(f'{row.nodes}', f'{gpus}', f'{row.gpu_memory:.3g}', f'{row.cpu_memory:g}', f'{row.nvme:g}',
                       between, f'{row.cpu:.1f}', f'{row.nvme_speed:.1f}', f'{gpus * row.nvme_speed:.0f}')
     show.table(table)
-
-
-def titled(title: str, headings: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify='left')
-    for heading in headings:
-        table.add_column(heading, justify='right' if heading else 'left')
-    return table
 
 
 def picture(waiting: dict[str, float], peaks: dict[str, float]) -> Figure:
