@@ -68,7 +68,8 @@ def equal(found, expected) -> None:
         assert torch.equal(one, other), (one - other).abs().max()
 
 
-FIRST = {'rows': 'linear of rows', 'sequence': 'attention', 'image': 'conv', 'ids': 'embedding'}
+FIRST = [('rows', 'linear of rows'), ('sequence', 'attention'), ('sequence', 'lstm', 'output of lstm'),
+         ('image', 'conv'), ('ids', 'embedding')]
 chains = partial(cases, without=('draws', 'batch norm', 'counts', 'bounds'), frozen=(),
                  inputs_need_gradient=False)
 
@@ -76,8 +77,8 @@ chains = partial(cases, without=('draws', 'batch norm', 'counts', 'bounds'), fro
 @st.composite
 def runs(draw: st.DrawFn, rules: tuple[str, ...]) -> tuple:
     """A chain of layers, a rule, chunks, and the sizes of mini-batches that differ."""
-    start = draw(st.sampled_from([*FIRST]))
-    case = draw(chains(start=start, first=(FIRST[start],), rows=8, chunks=1))
+    start, *first = draw(st.sampled_from(FIRST))
+    case = draw(chains(start=start, first=tuple(first), rows=8, chunks=1))
     rule = draw(st.sampled_from(rules))
     fewest = len(case.balance) if rule == '2bw' else 1
     chunks = draw(evenly(fewest, fewest + 2))
@@ -233,9 +234,9 @@ def all_on_ranks(seeds: list[int]) -> None:
     torch.set_num_threads(1)
     for seed in seeds:
         follows_the_rule_on_ranks(seed)
-    short = Pipeline(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)),
-                     [2, 1] if dist.get_world_size() == 2 else [1, 1, 1], loss_fn=mse)
     with pytest.raises((ValueError, RuntimeError), match='mini-batches, the rank of the first stage 2'):
+        short = Pipeline(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)),
+                         [2, 1] if dist.get_world_size() == 2 else [1, 1, 1], loss_fn=mse)   # one may be ahead
         short.train([(torch.randn(4, 3), torch.randn(4, 3))] * (2 + (dist.get_rank() > 0)))
         short.ranks.tell(1, None)   # the first rank hears of it at its next wait
 

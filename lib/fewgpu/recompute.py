@@ -10,6 +10,7 @@ the boundaries of stages.
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,10 +88,26 @@ def parameter_slots(module: nn.Module) -> list[tuple[Any, Any, nn.Parameter]]:
     slots = [(part._parameters, name, parameter) for part in module.modules()
              for name, parameter in part._parameters.items() if parameter is not None]
     for part in module.modules():
-        if isinstance(part, nn.RNNBase):   # keeps a second list of its parameters
-            slots += [(part._flat_weights, i, weight) for i, weight in enumerate(part._flat_weights)
-                      if weight is not None]
+        if isinstance(part, nn.RNNBase):
+            part._update_flat_weights()   # somebody may have given it other parameters
+            slots += [(container, i, weight) for container in (part._flat_weights, _References(part._flat_weight_refs))
+                      for i, weight in enumerate(part._flat_weights) if weight is not None]
     return slots
+
+
+class _References:
+    """A recurrent layer keeps a list of its parameters beside `_parameters`, and weak references, by which its
+    forward sees whether they are others than before: if so it makes a new list, which nobody would put back."""
+
+    def __init__(self, references: list[weakref.ReferenceType | None]) -> None:
+        self._references = references
+
+    def __getitem__(self, index: int) -> Any:
+        reference = self._references[index]
+        return None if reference is None else reference()
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        self._references[index] = None if value is None else weakref.ref(value)
 
 
 def buffer_slots(module: nn.Module) -> list[tuple[Any, Any]]:

@@ -385,8 +385,8 @@ figure
 # %%
 def pipe(items, steps, moving=0):
     """A pipeline in the library's virtual time; `steps` says what each worker's step takes."""
-    plan = schedule.gpipe(stages=len(steps), micro_batches=items).forwards()
-    return simulate(plan, Costs(F=steps, message=moving, bandwidth=1))
+    forwards, _ = schedule.gpipe(stages=len(steps), micro_batches=items).halves()
+    return simulate(forwards, Costs(F=steps, message=moving, bandwidth=1))
 
 
 def busy(*what):

@@ -21,7 +21,6 @@ from torch.utils import _pytree as pytree
 
 from fewgpu.device import Device
 from fewgpu.link import bytes_in
-from fewgpu.recompute import Swap
 from fewgpu.weights import Gradients, accumulate, storage
 
 FROM_HOST, TO_HOST = -1, -2   # the two directions of a device's link, which do not hold each other up
@@ -36,9 +35,6 @@ class Shard:
         self.written: Future | None = None   #: of the last write-back, if it goes on beside
         self._tensors = [*module.parameters(), *module.buffers()]
         self._buffers = len(list(module.buffers()))
-        # An RNN that finds other weights than before makes a new list of them, which would outlive the unit.
-        self._lists = Swap([(vars(part), '_flat_weights') for part in module.modules()
-                            if isinstance(part, nn.RNNBase)])
         self._before: dict[torch.Tensor, torch.Tensor] = {}   # as the forward found what it changed
 
     @property
@@ -69,8 +65,7 @@ class Shard:
             tensor.data = copy
         versions = [tensor._version for tensor in self._tensors]
         try:
-            with self._lists.to([container[key] for container, key in self._lists.slots]):
-                yield
+            yield
             changed = [tensor.data if keep_changes and self._may_have_changed(k, versions[k], copy) else None
                        for k, (tensor, copy) in enumerate(zip(self._tensors, copies))]
         finally:
