@@ -24,7 +24,7 @@ from torch import nn
 from fewgpu.balance.cut import cut
 from fewgpu.buckets import average_gradients, fingerprint
 from fewgpu.collectives import all_gather, all_reduce, broadcast
-from fewgpu.group import Group
+from fewgpu.group import Group, verify_met
 from fewgpu.held import MakeOptimizer
 from fewgpu.loss import LossFn
 from fewgpu.partition import verify_module
@@ -137,6 +137,7 @@ def hybrid(module: nn.Sequential, balance: Iterable[int], *, replicas: int, part
     within a step; PeerError in a step, if a replica
     is gone or late.
     """
+    verify_met()
     world_size = dist.get_world_size()
     if min(replicas, parts) < 1 or world_size % (replicas * parts):
         raise ValueError(f'{world_size} ranks cannot be shared out to {replicas} pipelines evenly: '
@@ -175,6 +176,7 @@ def parallelize(module: nn.Sequential, strategy: str, *, loss_fn: LossFn, optimi
 
     Raises ValueError if the strategy does not fit the ranks.
     """
+    verify_met()
     grid = Grid.of(strategy, dist.get_world_size())
     if balance is None:
         verify_module(module)

@@ -28,6 +28,7 @@ from torch import nn
 from fewgpu.buckets import fingerprint
 from fewgpu.context import Context
 from fewgpu.device import Device, choose_devices
+from fewgpu.group import is_distributed
 from fewgpu.loss import LossFn, is_mean, verify_all_rows_count
 from fewgpu.microbatch import gather, rows_of, scatter, sizes
 from fewgpu.partition import turn_of, verify_module
@@ -98,7 +99,7 @@ class Offloaded:
         self.module, self.depth, self.loss_fn = module, depth, loss_fn
         self._keep = 'input' if recompute else 'graph'
         self.device = device or choose_devices(1)[0]
-        together = dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+        together = is_distributed() and dist.get_world_size(group) > 1
         self._ranks = Together(group, reading, time_limit) if together else Alone()
         self._turn, self.spans = turn_of(module), []
         self.store = store or HostStore()
