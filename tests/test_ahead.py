@@ -98,6 +98,9 @@ def test_who_leaves_early_leaves_no_thread(depth):
     assert not running()
 
 
-def test_a_negative_depth_is_refused():
+def test_a_depth_that_is_no_number_of_items_is_refused():
     with pytest.raises(ValueError, match='at least 0'):
         Ahead([], depth=-1)
+    for wrong in (1.5, float('nan'), None, '1'):
+        with pytest.raises(TypeError, match='the depth is a whole number'):
+            Ahead([], depth=wrong)

@@ -5,6 +5,7 @@ has b (a + 1) parameters. nn.Linear keeps its input for the backward, ReLU its o
 in these networks is kept.
 """
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 
 from fewgpu.device import Device
 from fewgpu.gpipe import GPipe
+from fewgpu.ledger import Ledger
 from tests.networks import CHECKPOINTS, Case, cases, evenly
 
 WIDTHS = st.lists(st.integers(1, 20), min_size=2, max_size=5)
@@ -148,3 +150,16 @@ def test_a_step_that_does_not_fit_raises_and_the_next_smaller_one_works(checkpoi
             model(torch.ones(800, 50))
         model(torch.ones(40, 50)).sum().backward()
         assert all(device.ledger.peak <= 100_000 for device in devices)
+
+
+@given(st.integers(1, 10**7), st.data())
+def test_what_does_not_fit_is_told_in_amounts_that_are_not_nothing(size: int, data: st.DataObject) -> None:
+    limit = data.draw(st.integers(1, size))
+    ledger = Ledger('CPU 3', limit=limit - 1)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        ledger.see(torch.empty(size, dtype=torch.uint8))
+    told = re.search(r'Tried to allocate ([\d,.]+) (\w+); of its ([\d,.]+) (\w+) limit 0 bytes are', str(caught.value))
+    for number, unit, exact in ((*told.group(1, 2), size), (*told.group(3, 4), limit - 1)):
+        factor = {'bytes': 1, 'kB': 1e3, 'MB': 1e6}[unit]
+        assert abs(float(number.replace(',', '')) * factor - exact) <= factor / 20 + 1e-6 * exact
+        assert float(number.replace(',', '')) >= 1 or exact == 0

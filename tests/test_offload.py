@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -287,8 +288,12 @@ def test_what_cannot_be_is_refused():
         Offloaded(model, **{**options, 'optimizer': adam(model.parameters())})
     with pytest.raises(ValueError, match='at least 0 units'):
         Offloaded(model, **options, depth=-1)
+    with pytest.raises(TypeError, match='the depth is a whole number'):
+        Offloaded(model, **options, depth=1.5)
     with pytest.raises(TypeError, match='nn.Sequential'):
         Offloaded(nn.Linear(2, 2), **options)
+    with pytest.raises(ValueError, match='has no layer'):
+        Offloaded(nn.Sequential(), **options)
     with HostStore() as store:
         Offloaded(chain(2), **options, store=store)
         with pytest.raises(ValueError, match='a store of its own'):
@@ -337,7 +342,14 @@ def test_a_store_is_gone_on_with_by_the_same_kind_of_optimizer_and_its_options()
         with pytest.raises(ValueError, match='states of another optimizer'):
             make(module, optimizer=adam)
         assert all(parameter.numel() for parameter in module.parameters())   # it is as it was
-        again = make(module, optimizer=partial(torch.optim.SGD, lr=0.1))
+        two = lambda ps: torch.optim.SGD([{'params': ps}, {'params': [nn.Parameter(torch.ones(1))]}])   # noqa: E731
+        with pytest.raises(ValueError, match=r'1 group\(s\) of parameters in the store, and 2 here'):
+            make(module, optimizer=two)
+        assert all(parameter.numel() for parameter in module.parameters())   # it is as it was
+        with pytest.warns(UserWarning, match='it began with lr=0.5 and not 0.1; to change'):
+            again = make(module, optimizer=partial(torch.optim.SGD, lr=0.1))
+        with warnings.catch_warnings(action='error'):   # by the same as at first
+            make(chain(2, 4), optimizer=partial(torch.optim.SGD, lr=0.5))
         assert {group['lr'] for optimizer in again.optimizers for group in optimizer.param_groups} == {0.5}
 
 

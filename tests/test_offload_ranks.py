@@ -52,7 +52,7 @@ def train_plainly(seed: int, counts: list[int], steps: int, dtype: torch.dtype) 
     with one_thread():
         for step in range(steps):
             streams, total = StepSeed(int(torch.randint(2**62, (), dtype=torch.int64))), 0.0
-            for rank, count in enumerate(counts):
+            for rank, count in ((rank, count) for rank, count in enumerate(counts) if count):
                 value, target = rows(seed, step, count, rank, dtype)
                 for k, layer in enumerate(model):
                     with Stream(streams, k, rank, torch.device('cpu')):
@@ -71,7 +71,8 @@ def train_plainly(seed: int, counts: list[int], steps: int, dtype: torch.dtype) 
 def equals_plain_on_all_rows(seed: int) -> None:
     draw, size, rank = random.Random(seed), dist.get_world_size(), dist.get_rank()
     dtype = torch.float32 if size == 2 else torch.float64
-    counts = [draw.randint(1, 5) for _ in range(size)]
+    counts = [draw.randint(0, 5) for _ in range(size)]
+    counts[draw.randrange(size)] = draw.randint(1, 5)   # a rank may have none, but not all of them
     plain, losses = train_plainly(seed, counts, 3, dtype)
     module = network(seed, dtype)
     if rank:
@@ -122,6 +123,14 @@ def averages_batch_norm(seed: int) -> None:
     torch.testing.assert_close(model.state_dict()['0.running_mean'], sum(means))
 
 
+def nothing_to_train_on_is_refused(seed: int) -> None:
+    model = Offloaded(network(seed), optimizer=adam, loss_fn=MSE, device=Device('cpu'))
+    with pytest.raises(ValueError, match='at least one row'):
+        model.step(*rows(seed, 0, 0, dist.get_rank(), torch.float32))
+    with pytest.raises(ValueError, match='different modules'):
+        Offloaded(nn.Sequential(nn.Linear(5, 3 + dist.get_rank())), optimizer=adam, loss_fn=MSE, device=Device('cpu'))
+
+
 def goes_back_to_the_step_that_all_have(folder: str) -> None:
     """A rank that was ended before it could say that a step counts, while others could."""
     rank = dist.get_rank()
@@ -161,7 +170,7 @@ def check(laws: list[Callable[[int], None]], seeds: list[int], folder: str) -> N
 def test_two_ranks():
     seeds = [random.randrange(10**6) for _ in range(6)]
     with tempfile.TemporaryDirectory() as folder:
-        laws = [equals_plain_on_all_rows, every_rank_reads_its_share, averages_batch_norm]
+        laws = [equals_plain_on_all_rows, every_rank_reads_its_share, averages_batch_norm, nothing_to_train_on_is_refused]
         launch(check, 2, args=(laws, seeds, folder), time_limit=300)
 
 

@@ -292,3 +292,6 @@ def test_the_mini_batches_of_a_job_are_a_list():
     model = Spilled(nn.Sequential(nn.Linear(1, 1)), [1], device=Device('cpu'), loss_fn=nn.functional.mse_loss)
     with pytest.raises(TypeError, match='are a list of'):
         Job(model, (batch for batch in ()))
+    for wrong in (-1, 1.5, None):
+        with pytest.raises(ValueError, match='epochs of a job are a whole number'):
+            Job(model, [], epochs=wrong)

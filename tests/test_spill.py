@@ -1,5 +1,6 @@
 """A spilled model: results are those of the plain one, bytes are those of the rules, and nothing stays behind."""
 
+import copy
 import threading
 from functools import partial
 
@@ -12,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 from fewgpu.device import Device, one_thread
 from fewgpu.link import Link, bytes_in
-from fewgpu.spill.shard import FROM_HOST, TO_HOST
-from fewgpu.spill import Spilled
+from fewgpu.spill import Spilled, shards_that_fit
 from fewgpu.spill.units import Unit, units
+from fewgpu.transport.host import FROM_HOST, TO_HOST
 from tests.layers import Call
 from tests.networks import Case, cases, seeded
 from tests.reference import Plain, casting, differences, state
@@ -318,8 +319,24 @@ def test_an_error_of_the_optimizer_is_raised():
     assert 'store of its' in '\n'.join(caught.value.__notes__)
 
 
+def renamed(model) -> None:
+    """Loads a state with a name that the model has not; the model's own is to stay as it is."""
+    model.step(*data(2))
+    state, before = model.optimizer_state(), copy.deepcopy(model.optimizer_state())
+    for entries in state.values():
+        entries['0.other'] = entries['0.bias']
+    try:
+        model.load_optimizer_state(state)
+    finally:
+        assert differences(model.optimizer_state(), before) == []
+
+
 @pytest.mark.parametrize('wrong, error, said', [
     (lambda: Spilled(deep(2), [1, 1], loss_fn=mean_square), ValueError, 'different length'),
+    (lambda: Spilled(nn.Sequential(), [], loss_fn=mean_square), ValueError, 'has no layer'),
+    (lambda: shards_that_fit(nn.Sequential(), *data(2), mean_square, Device(memory_limit=9)), ValueError, 'has no layer'),
+    (lambda: renamed(Spilled(deep(1), [2], loss_fn=mean_square, optimizer=OPTIMIZERS[1])), ValueError,
+     'this one has no 0.other'),
     (lambda: Spilled(nn.Linear(1, 1), [1], loss_fn=mean_square), TypeError, 'nn.Sequential'),
     (lambda: Spilled(deep(1), [2], loss_fn=mean_square, optimizer=OPTIMIZERS[0](deep(1).parameters())), TypeError,
      'optimizer of its own'),

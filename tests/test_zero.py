@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -327,10 +328,39 @@ def averages_the_statistics_of_batch_norm(seed: int) -> None:
             torch.testing.assert_close(buffer, expected, msg=lambda m: f'seed {seed}, {name}: {m}')
 
 
+def trains_units_without_elements(seed: int) -> None:
+    """A layer of no rows, or without parameters, is a unit of no bytes, or none."""
+    with warnings.catch_warnings(action='ignore'):   # of torch, about nothing to initialise
+        plain = nn.Sequential(nn.Sequential(), nn.Linear(5, 4), nn.Linear(4, 0, bias=False), nn.Linear(0, 3)).double()
+    rank, scaler = dist.get_rank(), torch.amp.GradScaler('cpu', init_scale=2.0**8)
+    for stage in (1, 2, 3):
+        whole, model = copy.deepcopy(plain), ZeRO(copy.deepcopy(plain), stage=stage, optimizer=ADAM)
+        optimizer = ADAM(whole.parameters())
+        for x, y in (rows(seed, 3, r) for r in range(dist.get_world_size())):
+            (F.mse_loss(whole(x), y) / dist.get_world_size()).backward()
+        optimizer.step()
+        x, y = rows(seed, 3, rank)
+        scaler.scale(F.mse_loss(model(x), y)).backward()
+        model.step(scaler)
+        scaler.update()
+        same(model, whole, f'seed {seed}, stage {stage}', rtol=1e-9)
+        remembered = model.optimizer_state()
+        model.load_optimizer_state(remembered)
+        assert {*remembered['options']} == {name for name, _ in plain.named_parameters()}
+        before = model.state_dict()['3.bias'].clone()
+        scaler.scale(F.mse_loss(model(x), y) * torch.inf).backward()
+        model.step(scaler)
+        scaler.update()
+        assert torch.equal(model.state_dict()['3.bias'], before)
+        remembered['options']['other'] = remembered['options']['1.weight']
+        with pytest.raises(ValueError, match='this one has no other'):
+            model.load_optimizer_state(remembered)
+
+
 LAWS: list[Callable[[int], None]] = [
     equals_plain_on_all_rows_however_unequal, equals_plain_bit_for_bit_where_sums_have_two_terms,
     takes_the_bytes_of_the_formula, sends_2_2_and_3_psi, trains_odd_modules,
-    keeps_only_inputs_of_recomputed_units, trains_in_a_group_of_some_ranks, scales_the_loss, autocasts,
+    keeps_only_inputs_of_recomputed_units, trains_in_a_group_of_some_ranks, scales_the_loss, autocasts, trains_units_without_elements,
     averages_the_statistics_of_batch_norm]
 
 

@@ -23,7 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.partition import split
-from fewgpu.offload.unit import TO_HOST, to_device
+from fewgpu.transport.host import TO_HOST, to_device
 from fewgpu.offload.visits import without_autocast
 from fewgpu.stage import Stage
 from fewgpu.transport.copies import Parcel

@@ -17,6 +17,15 @@ from typing import Any
 _END = object()
 
 
+def verify_depth(depth: int, what: str = 'items') -> int:
+    """How many are loaded ahead. Raises TypeError for what is no whole number, ValueError for a negative one."""
+    if not isinstance(depth, int):
+        raise TypeError(f'the depth is a whole number of {what} that are loaded ahead, not {depth!r}')
+    if depth < 0:
+        raise ValueError(f'at least 0 {what} are loaded ahead, not {depth}')
+    return depth
+
+
 class Ahead:
     """Iterates over `items`, each sent through `steps` before; each step has a thread of its own.
 
@@ -25,13 +34,11 @@ class Ahead:
     out in order. The error of a step, or of `items`, is raised where its item is asked for, with a note
     that names the item; nothing behind it is loaded. Leaving the loop early ends the threads.
 
-    Raises ValueError for a negative depth.
+    Raises ValueError for a negative depth, TypeError for one that is no whole number.
     """
 
     def __init__(self, items: Iterable[Any], *steps: Callable[[Any], Any], depth: int = 1) -> None:
-        if depth < 0:
-            raise ValueError(f'at least 0 items are loaded ahead, not {depth}')
-        self._items, self._steps, self._depth = items, steps, depth
+        self._items, self._steps, self._depth = items, steps, verify_depth(depth)
 
     def __iter__(self) -> Iterator[Any]:
         return self._now() if self._depth == 0 else self._before()

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fewgpu.group import is_distributed
 from fewgpu.collectives import Group, all_gather
 from fewgpu.training_state import load_training_state, training_state
 
@@ -70,7 +71,7 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f'at least one checkpoint is kept, not {keep}')
         self.folder, self._keep = Path(folder), keep
-        self._group = Group(time_limit=time_limit) if dist.is_initialized() and dist.get_world_size() > 1 else None
+        self._group = Group(time_limit=time_limit) if is_distributed() else None
         self._rank = self._group.rank if self._group else 0
         self.folder.mkdir(parents=True, exist_ok=True)
 

@@ -1,9 +1,4 @@
-"""Data parallelism: every rank has the whole model and its own rows; gradients are averaged.
-
-    model = DataParallel(module)          # on every rank
-    loss_fn(model(inputs), targets).backward()
-    optimizer.step()                      # the same step on every rank
-"""
+"""Data parallelism: every rank has the whole model and its own rows; gradients are averaged."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +11,20 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from fewgpu.buckets import fingerprint
-from fewgpu.collectives import Group, all_gather, broadcast
+from fewgpu.alike import start_alike
+from fewgpu.collectives import Group, broadcast
 from fewgpu.reducer import Reducer
 
 
 class DataParallel(nn.Module):
     """`DataParallel(module)` trains as `module` would on the rows of all ranks together.
+
+    Usage::
+
+        model = DataParallel(module)                     # on every rank
+        optimizer = torch.optim.Adam(model.parameters())
+        loss_fn(model(x), y).backward()                  # of rows of its own
+        optimizer.step()                                 # the same step on every rank
 
     After `loss.backward()`, with a loss that is the mean over the rank's own rows, every `.grad` is
     the gradient of the mean over all ranks' rows: a rank with n of N rows counts n/N. The number of
@@ -61,25 +63,13 @@ class DataParallel(nn.Module):
         self._group = Group(dist.new_group(dist.get_process_group_ranks(whole.process_group),
                                            use_local_synchronization=group is not None), time_limit)
         learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._start_alike(learned)
+        if not learned:
+            raise ValueError('no parameter of the module requires a gradient: nothing to average')
+        start_alike(module, self._group)
         norms = [norm for norm in module.modules()
                  if isinstance(norm, _BatchNorm) and norm.running_mean is not None]
         self._reducer = Reducer(learned, norms, self._group, bucket_mb)
         self._sync = True
-
-    def _start_alike(self, learned: list[nn.Parameter]) -> None:
-        if not learned:
-            raise ValueError('no parameter of the module requires a gradient: nothing to average')
-        state = self._state()
-        facts = [len(learned), len(state), sum(tensor.numel() for tensor in state),
-                 fingerprint([*self.module.named_parameters(), *self.module.named_buffers()])]
-        every = [torch.tensor(facts, device=learned[0].device) for _ in range(self._group.size)]
-        all_gather(every, self._group)
-        if any(theirs.tolist() != facts for theirs in every):
-            found = ', '.join(f'rank {r} {theirs.tolist()}' for r, theirs in enumerate(every))
-            raise ValueError(f'the ranks have different modules (learned parameters, tensors, '
-                             f'numbers, a checksum of names and shapes): {found}')
-        self._take_state_of(0)
 
     def _state(self) -> list[torch.Tensor]:
         return [*self.module.parameters(), *self.module.buffers()]
@@ -96,7 +86,7 @@ class DataParallel(nn.Module):
                                'wait for the rest of it: start all ranks again')
         outputs = self.module(*inputs, **named)
         if torch.is_grad_enabled() and not recomputing:
-            rows = _rows_of((inputs, named)) if self.rows is None else self.rows
+            rows = rows_of_inputs((inputs, named)) if self.rows is None else self.rows
             self._reducer.expect(rows, self._sync)
             leaves = [leaf for leaf in pytree.tree_leaves(outputs)
                       if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
@@ -130,6 +120,7 @@ class DataParallel(nn.Module):
         return self
 
 
-def _rows_of(inputs: Any) -> int:
+def rows_of_inputs(inputs: Any) -> int:
+    """Of the first tensor that has rows; 1 without one."""
     return next((len(leaf) for leaf in pytree.tree_leaves(inputs)
                  if isinstance(leaf, torch.Tensor) and leaf.dim()), 1)

@@ -2,13 +2,16 @@
 
 All communication of `fewgpu.collectives` goes through `Group.exchange`, which posts the receives
 and the sends of one round together, so that nobody waits in a circle, and then waits for all of
-them, for a limited time.
+them, for a limited time. `meet` is how the ranks of torchrun find each other.
 """
 
+import os
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,20 +29,58 @@ class PeerError(RuntimeError):
         self.peer = peer
 
 
+def meet() -> bool:
+    """Are there ranks of torch.distributed? Those of torchrun meet here, if the script has not let them before.
+
+    Every class that works on ranks calls it, so a script for torchrun needs no init_process_group. A script that
+    moves its model to a GPU before calls this first: the GPU of the rank is the current one afterwards.
+    """
+    if not dist.is_available():
+        return False
+    torchrun = {'RANK', 'MASTER_ADDR', 'TORCHELASTIC_RUN_ID'} <= {*os.environ}
+    if torchrun and not dist.is_initialized():
+        if os.environ['MASTER_ADDR'] in ('localhost', '127.0.0.1') and sys.platform == 'linux':
+            os.environ.setdefault('GLOO_SOCKET_IFNAME', 'lo')   # not every host's name can be resolved
+        place, places = int(os.environ['LOCAL_RANK']), int(os.environ['LOCAL_WORLD_SIZE'])
+        if torch.cuda.is_available():
+            torch.cuda.set_device(place % torch.cuda.device_count())
+        backend, own_gpu = backend_of(place, places)
+        dist.init_process_group(backend, timeout=timedelta(days=7), device_id=own_gpu)   # we bound waits ourselves
+    return dist.is_initialized()
+
+
+def backend_of(place: int, places: int) -> tuple[str, torch.device | None]:
+    """Of one of so many ranks on this machine: gloo, and NCCL for GPU tensors if each has a GPU of its own, which
+    comes with it (NCCL shares none)."""
+    if dist.is_nccl_available() and torch.cuda.is_available() and torch.cuda.device_count() >= places:
+        return 'cpu:gloo,cuda:nccl', torch.device('cuda', place)
+    return 'gloo', None
+
+
+def verify_met() -> None:
+    """Raises RuntimeError if there are no ranks."""
+    if not meet():
+        raise RuntimeError('torch.distributed is not initialised: start the ranks with fewgpu.launch or torchrun, '
+                           'or call init_process_group')
+
+
+def is_distributed(devices: Sequence[Any] | None = None) -> bool:
+    """Does this process work with others, and is it to hold one row only? Not if it has several devices."""
+    return (devices is None or len(devices) == 1) and meet() and dist.get_world_size() > 1
+
+
 class Group:
     """The ranks of a process group of torch.distributed (all ranks by default).
 
-    `rank` and `size` are this rank's place and the number of ranks, `bytes_sent` counts what this
+    Raises RuntimeError without ranks. `rank` and `size` are this rank's place and the number of ranks, `bytes_sent` counts what this
     rank has sent. `time_limit` bounds every wait for a peer (seconds).
 
     Collectives of several threads must not share a group: messages have an order, not names.
     """
 
-    def __init__(self, process_group: dist.ProcessGroup | None = None,
+    def __init__(self, process_group: 'dist.ProcessGroup | None' = None,
                  time_limit: float = 60.0) -> None:
-        if not dist.is_initialized():
-            raise RuntimeError('torch.distributed is not initialised: start the ranks with '
-                               'fewgpu.launch or torchrun, and call init_process_group')
+        verify_met()
         self.process_group = process_group or dist.group.WORLD
         self.rank = dist.get_rank(self.process_group)
         self.size = dist.get_world_size(self.process_group)
@@ -75,7 +116,7 @@ class Group:
             late = time.monotonic() - start >= self.time_limit
             raise self._explained(what, self._among_all(peer), late) from error
 
-    def _post(self, receives: Parts, sends: Parts) -> list[dist.Work]:
+    def _post(self, receives: Parts, sends: Parts) -> 'list[dist.Work]':
         group = self.process_group
         if self._host_only:
             return [*(dist.irecv(tensor, group=group, group_src=peer) for tensor, peer in receives),

@@ -2,11 +2,8 @@
 
 import copy
 import inspect
-import os
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +11,7 @@ from torch import nn
 
 from fewgpu.context import Context
 from fewgpu.device import Device
+from fewgpu.group import is_distributed as is_distributed   # for who looks for it here
 from fewgpu.loss import LossFn, WithLoss
 from fewgpu.loss_scale import LossScale
 from fewgpu.partition import place, split
@@ -131,24 +129,6 @@ class Held:
                 raise TypeError(f'{type(inner).__name__} computes the loss several times in a step, '
                                 f'which a pipeline cannot: choose another optimizer')
         return made
-
-
-def is_distributed(devices: Sequence[Any] | None) -> bool:
-    """Does this process work with others, and is it to hold one row only?
-
-    Under torchrun the ranks meet here, if the script has not let them meet before.
-    """
-    distributed = torch.distributed
-    if not distributed.is_available() or not (devices is None or len(devices) == 1):
-        return False
-    torchrun = {'RANK', 'MASTER_ADDR', 'TORCHELASTIC_RUN_ID'} <= {*os.environ}
-    if torchrun and not distributed.is_initialized():
-        if os.environ['MASTER_ADDR'] in ('localhost', '127.0.0.1') and sys.platform == 'linux':
-            os.environ.setdefault('GLOO_SOCKET_IFNAME', 'lo')   # not every host's name can be resolved
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ['LOCAL_RANK']) % torch.cuda.device_count())
-        distributed.init_process_group('gloo', timeout=timedelta(days=7))   # Ranks wait themselves
-    return distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def device_of_rank(index: int) -> Device:

@@ -21,10 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from fewgpu.alike import start_alike
 from fewgpu.balance.cut import cut
-from fewgpu.buckets import average_gradients, fingerprint
+from fewgpu.buckets import average_gradients
 from fewgpu.collectives import all_gather, all_reduce, broadcast
-from fewgpu.group import Group
+from fewgpu.group import Group, verify_met
 from fewgpu.held import MakeOptimizer
 from fewgpu.loss import LossFn
 from fewgpu.partition import verify_module
@@ -45,20 +46,11 @@ class Replicas:
     def start_alike(self, module: nn.Module) -> None:
         """Everybody takes the parameters and buffers of replica 0. Raises ValueError if the replicas
         do not have the same ones."""
-        state = [*module.named_parameters(), *module.named_buffers()]
-        device = state[0][1].device if state else 'cpu'
-        every = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(self._group.size)]
-        every[self._group.rank] += fingerprint(state)
-        all_gather(every, self._group)
-        if len({int(one) for one in every}) > 1:
-            raise ValueError('the replicas of a stage have different layers: every rank makes the same '
-                             'model and the same cut')
-        for _, tensor in state:
-            broadcast(tensor.detach(), self._group)
+        start_alike(module, self._group)
         if self._parts:
             own = {id(parameter) for part in module.modules() if isinstance(part, Sharded)
                    for name, parameter in part.named_parameters(recurse=False) if name in part.cuts}
-            for tensor in (tensor for _, tensor in state if id(tensor) not in own):
+            for tensor in (tensor for tensor in (*module.parameters(), *module.buffers()) if id(tensor) not in own):
                 broadcast(tensor.detach(), self._parts)
 
     def begin(self, rows: int, seed: int, device: torch.device, *, is_mean: bool) -> None:
@@ -137,6 +129,7 @@ def hybrid(module: nn.Sequential, balance: Iterable[int], *, replicas: int, part
     within a step; PeerError in a step, if a replica
     is gone or late.
     """
+    verify_met()
     world_size = dist.get_world_size()
     if min(replicas, parts) < 1 or world_size % (replicas * parts):
         raise ValueError(f'{world_size} ranks cannot be shared out to {replicas} pipelines evenly: '
@@ -168,13 +161,22 @@ def parallelize(module: nn.Sequential, strategy: str, *, loss_fn: LossFn, optimi
     """A plain model, trained on a grid of ranks by one call: the script stays what it was otherwise.
 
     `strategy` is replicas x stages, as '2x2', or replicas x stages x tensor-parallel parts, as '2x2x2': data,
-    model and tensor parallelism at once (HyPar-Flow, arXiv 1911.05146, has the first two). `balance` are the
+    model and tensor parallelism at once (HyPar-Flow, arXiv 1911.05146, has the first two).
+
+    Usage::
+
+        pipeline = parallelize(module, '1x2', loss_fn=nn.functional.mse_loss, optimizer=torch.optim.Adam)
+        for x, y in batches:                # on every rank; all of a replica are given the same rows
+            loss = pipeline.step(x, y)
+
+    `balance` are the
     layers of each stage; by default they have about as many parameters each, but for that every layer counts
     a little. `chunks` is by default four times the stages, for a small bubble (arXiv 1811.06965, section 2.3).
     For all else see `hybrid` and Pipeline.
 
     Raises ValueError if the strategy does not fit the ranks.
     """
+    verify_met()
     grid = Grid.of(strategy, dist.get_world_size())
     if balance is None:
         verify_module(module)

@@ -55,13 +55,13 @@ def _end() -> None:
 def _join(folder: Path, rank: int, ranks: int) -> None:
     import torch
     import torch.distributed as dist
-    backend, own_gpu = 'gloo', None
-    if not torch.cuda.is_available():
+    from fewgpu.group import backend_of
+    backend, own_gpu = backend_of(rank, ranks)
+    if own_gpu is not None:
+        torch.cuda.set_device(own_gpu)
+    elif not torch.cuda.is_available():
         torch.get_num_threads()   # or torch's lazy set-up would undo the next line
         torch.set_num_threads(1)
-    elif dist.is_nccl_available() and torch.cuda.device_count() >= ranks:   # NCCL shares no GPU
-        backend, own_gpu = 'cpu:gloo,cuda:nccl', torch.device('cuda', rank)
-        torch.cuda.set_device(own_gpu)
     # Nothing here may give up waiting before the caller does: a slow step is no error.
     dist.init_process_group(backend, store=dist.FileStore(str(folder / 'store'), ranks), rank=rank,
                             world_size=ranks, timeout=timedelta(days=7), device_id=own_gpu)

@@ -56,8 +56,8 @@ class Ledger:
                 return
             if self.limit is not None and self.allocated + size > self.limit:
                 raise torch.OutOfMemoryError(
-                    f'{self.name} out of memory. Tried to allocate {_amount(size, self.limit)}; of its '
-                    f'{_amount(self.limit, self.limit)} limit {_amount(self.allocated, self.limit)} are in use. '
+                    f'{self.name} out of memory. Tried to allocate {_amount(size)}; of its '
+                    f'{_amount(self.limit)} limit {_amount(self.allocated)} are in use. '
                     f'Use a smaller batch, or in a pipeline more micro-batches, recompute or more devices.')
             self._live[key] = weakref.ref(storage, lambda _: self._remove(key)), size, parameters
             self.allocated += size
@@ -123,6 +123,9 @@ def _plain(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
     return (tensor,) if tensor.layout is torch.strided else ()
 
 
-def _amount(size: int, limit: int) -> str:
-    """Bytes, in a unit in which the limit can be told."""
-    return f'{size / 1e6:,.1f} MB' if limit >= 1e6 else f'{size / 1e3:,.1f} kB'
+def _amount(size: int) -> str:
+    """Bytes, in the largest unit of which there is one."""
+    for unit, factor in (('MB', 1e6), ('kB', 1e3)):
+        if size >= factor:
+            return f'{size / factor:,.1f} {unit}'
+    return f'{size} bytes'

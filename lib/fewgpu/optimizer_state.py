@@ -31,14 +31,22 @@ def named_state(named: Named, optimizers: Iterable[torch.optim.Optimizer]) -> di
     return found
 
 
+def verify_belongs(module: nn.Module, saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """For engines that hold a whole model. Raises ValueError for a state that has names which the model has not."""
+    known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    if unknown := sorted({*saved['options'], *saved['state']} - known)[:3]:
+        raise ValueError(f'the state belongs to another model: this one has no {", ".join(unknown)}')
+
+
 def load_named_state(named: Named, optimizers: Iterable[torch.optim.Optimizer],
                      saved: Mapping[str, Mapping[str, Any]]) -> None:
     """Give every optimizer what was remembered of its parameters; `saved` may have more names.
 
     They get copies: several may train replicas of one parameter. The options of a group of parameters are those
-    of its first one. Raises KeyError for a parameter that was not saved.
+    of its first one. Raises KeyError, before anything has changed, for a parameter that was not saved.
     """
     names = {parameter: name for name, parameter in named}
+    loads = []
     for optimizer in optimizers:
         own = optimizer.state_dict()   # with numbers in the place of parameters
         state = {}
@@ -50,4 +58,6 @@ def load_named_state(named: Named, optimizers: Iterable[torch.optim.Optimizer],
                 if name in saved['state']:
                     state[number] = pytree.tree_map_only(torch.Tensor, torch.clone, dict(saved['state'][name]))
             numbered.update(saved['options'][of_group[0]] if of_group else {})
-        optimizer.load_state_dict({'state': state, 'param_groups': own['param_groups']})
+        loads.append((optimizer, {'state': state, 'param_groups': own['param_groups']}))
+    for optimizer, state in loads:
+        optimizer.load_state_dict(state)

@@ -41,6 +41,13 @@ def verify_module(module: nn.Sequential) -> None:
                          'few rows, then make the pipeline')
 
 
+def verify_has_layers(module: nn.Sequential) -> None:
+    """As `verify_module`, and ValueError for one without layers."""
+    verify_module(module)
+    if not len(module):
+        raise ValueError('there is nothing to train: the nn.Sequential has no layer')
+
+
 def verify_balance(module: nn.Sequential, balance: Iterable[int] | None) -> list[int]:
     """The balance as a list. Raises ValueError, which recommends `fewgpu.balance`, if it does not
     fit the module."""

@@ -135,6 +135,12 @@ class Sharded(nn.Module):
 class ColumnLinear(Sharded):
     """A linear layer cut by its outputs: ... x in -> ... x out/size (this rank's), or all with `gather`.
 
+    Usage::
+
+        group = Group()   # all ranks, which are given the same x
+        mlp = nn.Sequential(ColumnLinear(nn.Linear(8, 32), group), nn.GELU(), RowLinear(nn.Linear(32, 8), group))
+        loss_fn(mlp(x), y).backward()
+
     With `sections` outputs are that many groups, each of which is cut: see `Cut`.
     """
 

@@ -1,8 +1,5 @@
 """A transformer on the ranks of a group: attention by heads, an MLP by its hidden layer, words by vocabulary.
 
-    model = tensor_parallel(gpt(...), group)      # on every rank, from the same plain model
-    loss = next_token_loss(model(tokens), targets)
-
 Shoeybi et al. 2019 (arXiv 1909.08053), section 3: one all-reduce in the forward and one in the backward,
 for the attention and for the MLP each; the embedding and the last layer are cut by words.
 """
@@ -110,6 +107,12 @@ def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, group: Group, *, i
 
 def tensor_parallel(model: nn.Sequential, group: Group, *, gather_logits: bool = True) -> nn.Sequential:
     """This rank's part of a GPT (`fewgpu.models.gpt`), with the same names; `model` stays as it is.
+
+    Usage::
+
+        model = tensor_parallel(gpt(2, 16), Group())    # on every rank, from the same plain model
+        loss = next_token_loss(model(tokens), tokens)   # of the same tokens
+        loss.backward()
 
     With `gather_logits` the outputs are whole on every rank, as the plain model's; without, they are this rank's
     part of the vocabulary, for `vocabulary_cross_entropy`. All ranks of the group pass the same model.

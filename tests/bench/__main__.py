@@ -2,8 +2,9 @@
 
 import os
 import sys
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -60,12 +61,8 @@ def data_parallel(
 ) -> None:
     """DataParallel against torch's DDP, the naive version and no communication at all."""
     os.environ['FEWGPU_MALLOC'] = '1' if malloc is Switch.on else '0'
-    from tests.bench.data_parallel import Options, run
-    from tests.bench.work import Failed
-    try:
-        run(Options(rounds, arch, batch, ranks, steps, seed, results))
-    except (ValueError, Failed) as error:
-        sys.exit(f'{error}')
+    from tests.bench.data_parallel import run
+    _on_ranks(run, rounds, arch, batch, ranks, steps, seed, results)
 
 
 @app.command()
@@ -94,10 +91,16 @@ def systems(
 ) -> None:
     """ZeRO 1, 2, 3 against ZeroRedundancyOptimizer and FSDP2, DataParallel against DDP."""
     os.environ['FEWGPU_MALLOC'] = '1'
-    from tests.bench.systems import Options, run
+    from tests.bench.systems import run
+    _on_ranks(run, rounds, arch, batch, ranks, steps, seed, results)
+
+
+def _on_ranks(run: Callable, *asked: Any) -> None:
+    """Run it; what cannot be compared ends with a sentence."""
+    from tests.bench.on_ranks import Options
     from tests.bench.work import Failed
     try:
-        run(Options(rounds, arch, batch, ranks, steps, seed, results))
+        run(Options(*asked))
     except (ValueError, Failed) as error:
         sys.exit(f'{error}')
 

@@ -7,18 +7,14 @@ One intra-op thread a rank.
 
 import copy
 import gc
-import json
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,7 +25,8 @@ from fewgpu.data_parallel import DataParallel
 from fewgpu.launch import launch
 from fewgpu.malloc import keep_freed_memory
 from fewgpu.models import build
-from fewgpu.workshop.machine import describe, two_core_efficiency
+from fewgpu.workshop.machine import describe
+from tests.bench.on_ranks import Options, measured, show, slowest
 from tests.bench.ratios import Ratio
 from tests.bench.stats import Summary, paired_ratios
 from tests.bench.work import Failed, disagreement
@@ -40,38 +37,11 @@ TOLERANCE = 1e-4   # of gradients that are added in another order, in float32
 Step = Callable[[], None]
 
 
-@dataclass(frozen=True)
-class Options:
-    """What was asked for on the command line."""
-
-    rounds: int
-    arch: str
-    batch: int     # samples a rank
-    ranks: int
-    steps: int     # in a row, for each contestant in each round
-    seed: int
-    results: str
-
-
 def run(options: Options) -> dict:
     """Measure, print and write the results. Raises Failed if contestants disagree."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     ranks = launch(_measure, options.ranks, args=(options,))
-    rounds = [{'seconds': {name: max(rank[r]['seconds'][name] for rank in ranks)
-                           for name in ranks[0][r]['seconds']},
-               'efficiency': ranks[0][r]['efficiency']} for r in range(options.rounds)]
-    found = {'options': asdict(options), 'machine': describe(), 'rounds': rounds}
-    found['ratios'] = [{**asdict(row), 'verdict': row.verdict} for row in ratios(found)]
-    for table in (speeds(found), ratio_table(ratios(found))):
-        console.print(table)
-    efficiency = Summary.of([measured['efficiency'] for measured in rounds])
-    console.print(f'efficiency of {options.ranks} cores: {efficiency.median:.3f} '
-                  f'({efficiency.smallest:.3f} to {efficiency.largest:.3f})')
-    path = Path(options.results) / 'bench_data_parallel.json'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + '\n')
-    console.print(f'written: {path}')
-    return found
+    found = {'options': asdict(options), 'machine': describe(), 'rounds': slowest(ranks)}
+    return show(found, ratios(found), [speeds(found)], 'bench_data_parallel.json')
 
 
 def _measure(options: Options) -> list[dict]:
@@ -79,17 +49,8 @@ def _measure(options: Options) -> list[dict]:
     keep_freed_memory()
     contestants = _contestants(options)
     _agree(contestants)
-    found = []
-    for number in range(options.rounds + 1):   # one to warm up
-        seconds = {name: _seconds(model, step, options.steps)
-                   for name, (model, step) in contestants.items()}
-        efficiency = two_core_efficiency(options.ranks, 1.0) if dist.get_rank() == 0 else None
-        dist.barrier()   # the other ranks wait here, using no core
-        if number:
-            found.append({'seconds': seconds, 'efficiency': efficiency})
-            if dist.get_rank() == 0:
-                print(f'round {number}: ' + ', '.join(f'{n} {s:.3f} s' for n, s in seconds.items()))
-    return found
+    return measured(options, lambda: {'seconds': {
+        name: _seconds(model, step, options.steps) for name, (model, step) in contestants.items()}})
 
 
 def _contestants(options: Options) -> dict[str, tuple[nn.Module, Step]]:
@@ -143,7 +104,7 @@ def _seconds(module: nn.Module, step: Step, steps: int) -> float:
 
 def ratios(found: dict) -> list[Ratio]:
     """fewgpu's speed over everybody's."""
-    seconds = {name: [measured['seconds'][name] for measured in found['rounds']]
+    seconds = {name: [one['seconds'][name] for one in found['rounds']]
                for name in found['rounds'][0]['seconds']}
     return [Ratio(f'{OURS} / {name}', '', aim,
                   Summary.of(paired_ratios(seconds[name], seconds[OURS])))
@@ -156,20 +117,8 @@ def speeds(found: dict) -> Table:
     table = Table('contestant', 'samples/s', 'range', 'seconds a step', title='{arch}, {batch} samples '
                   'a rank, {ranks} ranks'.format(**options))
     for name in found['rounds'][0]['seconds']:
-        taken = [measured['seconds'][name] for measured in found['rounds']]
+        taken = [one['seconds'][name] for one in found['rounds']]
         speed = Summary.of([options['batch'] * options['ranks'] / value for value in taken])
         table.add_row(name, f'{speed.median:.2f}', f'{speed.smallest:.2f} to {speed.largest:.2f}',
                       f'{Summary.of(taken).median:.4f}')
-    return table
-
-
-def ratio_table(rows: list[Ratio]) -> Table:
-    """Paired ratios, against what was aimed at."""
-    table = Table(Column('speed ratio, round by round', overflow='fold'), 'median',
-                  f'interval ({rows[0].summary.coverage:.0%})', 'range', 'aim', 'verdict')
-    for row in rows:
-        s = row.summary
-        table.add_row(row.what, f'{s.median:.3f}', f'{s.low:.3f} to {s.high:.3f}',
-                      f'{s.smallest:.3f} to {s.largest:.3f}',
-                      '' if row.aim is None else f'>= {row.aim:g}', row.verdict)
     return table

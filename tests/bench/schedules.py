@@ -6,13 +6,11 @@ the peer is measured with as many layers in each stage, too.
 """
 
 import gc
-import json
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -28,6 +26,7 @@ from fewgpu.ledger import Counting, Ledger
 from fewgpu.models import build
 from fewgpu.workshop.machine import describe, two_core_efficiency
 from tests.bench import paced
+from tests.bench.on_ranks import write
 from tests.bench.stats import Summary, paired_ratios
 from tests.bench.work import Failed, disagreement
 
@@ -153,10 +152,7 @@ def run(rounds: int, arch: str, batch: int, chunks: int, results: str) -> dict:
             show(job, found[job.name], console)
     found['paced'] = paced.run(rounds, pace=0.25, width=384, console=console)
     console.print(f'efficiency of two cores: {found["efficiency"]:.3f}')
-    path = Path(results) / 'bench_schedules.json'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + '\n')
-    console.print(f'written: {path}')
+    write(found, results, 'bench_schedules.json', console)
     return found
 
 

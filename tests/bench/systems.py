@@ -8,20 +8,16 @@ a rank, which other work on the machine disturbs less.
 
 import copy
 import gc
-import json
-import sys
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -37,9 +33,9 @@ from fewgpu.launch import launch
 from fewgpu.malloc import keep_freed_memory
 from fewgpu.models import build
 from fewgpu.models.gpt import gpt, next_token_loss
-from fewgpu.workshop.machine import describe, two_core_efficiency
+from fewgpu.workshop.machine import describe
 from fewgpu.zero import ZeRO
-from tests.bench.data_parallel import ratio_table
+from tests.bench.on_ranks import Options, Taken, measured, show, slowest
 from tests.bench.ratios import Ratio
 from tests.bench.stats import Summary, paired_ratios
 from tests.bench.work import Failed
@@ -54,40 +50,12 @@ TOLERANCE = 1e-3   # of losses after a few steps, in float32
 Step = Callable[[], float]
 
 
-@dataclass(frozen=True)
-class Options:
-    """What was asked for on the command line."""
-
-    rounds: int
-    arch: str      # a ResNet's or VGG's name, or gpt
-    batch: int     # samples a rank
-    ranks: int
-    steps: int     # in a row, for each contestant in each round
-    seed: int
-    results: str
-
-
 def run(options: Options) -> dict:
     """Measure, print and write the results. Raises Failed if contestants disagree."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     ranks = launch(_measure, options.ranks, args=(options,))
-    rounds = [{**{what: {name: max(rank['rounds'][r][what][name] for rank in ranks)
-                         for name in ranks[0]['peaks']} for what in ('seconds', 'processor')},
-               'efficiency': ranks[0]['rounds'][r]['efficiency']} for r in range(options.rounds)]
-    found = {'options': asdict(options), 'machine': describe(), 'rounds': rounds,
+    found = {'options': asdict(options), 'machine': describe(), 'rounds': slowest([rank['rounds'] for rank in ranks]),
              'peaks': [rank['peaks'] for rank in ranks], 'parameters': ranks[0]['parameters']}
-    rows = ratios(found)
-    found['ratios'] = [{**asdict(row), 'verdict': row.verdict} for row in rows]
-    for table in (table_of(found), ratio_table(rows)):
-        console.print(table)
-    efficiency = Summary.of([measured['efficiency'] for measured in rounds])
-    console.print(f'efficiency of {options.ranks} cores: {efficiency.median:.3f} '
-                  f'({efficiency.smallest:.3f} to {efficiency.largest:.3f})')
-    path = Path(options.results) / 'bench_systems.json'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + '\n')
-    console.print(f'written: {path}')
-    return found
+    return show(found, ratios(found), [table_of(found)], 'bench_systems.json')
 
 
 def _measure(options: Options) -> dict:
@@ -98,17 +66,12 @@ def _measure(options: Options) -> dict:
     peaks = {name: _peak(make) for name, make in makers.items()}
     steps = {name: make() for name, make in makers.items()}
     _agree(steps)
-    found = []
-    for number in range(options.rounds + 1):   # one to warm up
-        taken = {name: _taken(step, options.steps) for name, step in steps.items()}
-        seconds, processor = ({name: both[which] for name, both in taken.items()} for which in (0, 1))
-        efficiency = two_core_efficiency(options.ranks, 1.0) if dist.get_rank() == 0 else None
-        dist.barrier()   # the other ranks wait here, using no core
-        if number:
-            found.append({'seconds': seconds, 'processor': processor, 'efficiency': efficiency})
-            if dist.get_rank() == 0:
-                print(f'round {number}: ' + ', '.join(f'{n} {s:.3f} s' for n, s in seconds.items()))
-    return {'rounds': found, 'peaks': peaks,
+
+    def take() -> Taken:
+        both = {name: _taken(step, options.steps) for name, step in steps.items()}
+        return {what: {name: each[k] for name, each in both.items()} for k, what in enumerate(('seconds', 'processor'))}
+
+    return {'rounds': measured(options, take), 'peaks': peaks,
             'parameters': sum(p.numel() for p in _network(options).parameters())}
 
 
@@ -233,7 +196,7 @@ def _peak(make: Callable[[], Step]) -> int:
 def ratios(found: dict) -> list[Ratio]:
     """Speeds over those of the counterparts, by seconds and by processor seconds."""
     def column(what: str, name: str) -> list[float]:
-        return [measured[what][name] for measured in found['rounds']]
+        return [one[what][name] for one in found['rounds']]
     return [Ratio(f'{one} / {other}{note}', '', aim if what == 'seconds' else None,
                   Summary.of(paired_ratios(column(what, other), column(what, one))))
             for what, note in (('seconds', ''), ('processor', ', processor time'))
@@ -246,8 +209,8 @@ def table_of(found: dict) -> Table:
     table = Table('contestant', 'seconds a step', 'range', 'of a processor', 'peak bytes a rank',
                   'a parameter', title='{arch}, {batch} samples a rank, {ranks} ranks'.format(**options))
     for name in found['peaks'][0]:
-        taken = Summary.of([measured['seconds'][name] for measured in found['rounds']])
-        busy = Summary.of([measured['processor'][name] for measured in found['rounds']])
+        taken = Summary.of([one['seconds'][name] for one in found['rounds']])
+        busy = Summary.of([one['processor'][name] for one in found['rounds']])
         peak = max(peaks[name] for peaks in found['peaks'])
         table.add_row(name, f'{taken.median:.4f}', f'{taken.smallest:.4f} to {taken.largest:.4f}',
                       f'{busy.median:.4f}', f'{peak / 1e6:.1f} MB', f'{peak / found["parameters"]:.1f}')

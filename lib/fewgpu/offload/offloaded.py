@@ -1,10 +1,5 @@
 """Offloaded: a model trains whose parameters and optimizer states are on disk, or in the host's memory.
 
-    with DiskStore('states') as store:
-        model = Offloaded(module, optimizer=torch.optim.Adam, loss_fn=F.cross_entropy, store=store)
-        for x, y in batches:
-            loss = model.step(x, y)
-
 The layers visit the device one after the other, first to last and back again:
 
     disk    | read 2   | read 3   | read 4                 ahead of what is computed
@@ -19,42 +14,40 @@ offload engine of ZeRO-Infinity (arXiv 2104.07857, sections 5 and 6), for one de
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from fewgpu.ahead import verify_depth
 from fewgpu.buckets import fingerprint
 from fewgpu.context import Context
 from fewgpu.device import Device, choose_devices
+from fewgpu.group import is_distributed
 from fewgpu.loss import LossFn, is_mean, verify_all_rows_count
 from fewgpu.microbatch import gather, rows_of, scatter, sizes
-from fewgpu.partition import turn_of, verify_module
-from fewgpu.offload.packed import options, restore_options
+from fewgpu.partition import turn_of, verify_has_layers
+from fewgpu.optimizer_state import verify_belongs
+from fewgpu.offload.packed import options, restore_options, verify_options
 from fewgpu.offload.shares import Alone, Together
 from fewgpu.offload.states import load_optimizer_state, optimizer_state
 from fewgpu.offload.store import HostStore, Store
-from fewgpu.offload.unit import MakeOptimizer, make_units, to_device
+from fewgpu.offload.unit import MakeOptimizer, make_units
 from fewgpu.offload.versions import Versions
-from fewgpu.offload.visits import Visits, without_autocast
-
-
-class Times(NamedTuple):
-    """Where the time of a step went, in seconds of the thread that computes."""
-
-    waiting: float     #: for what was loaded
-    computing: float
-    finishing: float   #: waiting for updates on the host
-
-    @property
-    def share(self) -> float:
-        """Of the step, that the device waits for loads or for the host."""
-        return (self.waiting + self.finishing) / (sum(self) or 1.0)
+from fewgpu.offload.visits import Times, Visits, without_autocast
+from fewgpu.transport.host import to_device
 
 
 class Offloaded:
     """Trains an nn.Sequential of which only a few layers at a time are on the device.
+
+    Usage::
+
+        with DiskStore() as store:   # or DiskStore('states'), a folder to go on from another time
+            model = Offloaded(module, optimizer=torch.optim.Adam, loss_fn=nn.functional.mse_loss, store=store)
+            for x, y in batches:
+                loss = model.step(x, y)
 
     Arguments:
         module: the layers. What its parameters hold moves to the store, and they are empty from then on;
@@ -88,17 +81,15 @@ class Offloaded:
                  device: Device | None = None, store: Store | None = None, states: Store | None = None,
                  depth: int = 3, recompute: bool = True, group: dist.ProcessGroup | None = None,
                  reading: str = 'slices', time_limit: float = 60.0) -> None:
-        verify_module(module)
+        verify_has_layers(module)
         is_mean(loss_fn)   # or raise
         if isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError('every layer has an optimizer of its own: pass what makes it, as '
                             'optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.001)')
-        if depth < 0:
-            raise ValueError(f'at least 0 units are loaded ahead, not {depth}')
-        self.module, self.depth, self.loss_fn = module, depth, loss_fn
+        self.module, self.depth, self.loss_fn = module, verify_depth(depth, 'units'), loss_fn
         self._keep = 'input' if recompute else 'graph'
         self.device = device or choose_devices(1)[0]
-        together = dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+        together = is_distributed() and dist.get_world_size(group) > 1
         self._ranks = Together(group, reading, time_limit) if together else Alone()
         self._turn, self.spans = turn_of(module), []
         self.store = store or HostStore()
@@ -109,13 +100,17 @@ class Offloaded:
     def _open(self, optimizer: MakeOptimizer) -> None:
         is_new = not self._versions.exists
         layout = fingerprint([*self.module.named_parameters(), *self.module.named_buffers()])
-        kind = type(optimizer([nn.Parameter(torch.zeros(1))])).__name__
+        sample = optimizer([nn.Parameter(torch.zeros(1))])
+        kind, self._made = type(sample).__name__, options(sample)   # by what makes optimizers now
         self._facts = {'layout': layout, 'ranks': self._ranks.size, 'rank': self._ranks.rank, 'optimizer': kind}
         if is_new:
             self._ranks.start_alike(self.module)
         elif self._versions.about['facts'] != self._facts:
             raise ValueError(f'the store holds another model, states of another optimizer, or was another rank\'s: it says '
                              f'{self._versions.about["facts"]}, and this is {self._facts}: give it a store of its own')
+        else:
+            verify_options(self._versions.about['made'], self._made)
+            self._made = self._versions.about['made']
         self._units = [*make_units(self.module, self.device, self._ranks, optimizer, self.loss_fn,
                                    self._versions, self.depth)]
         self._pieces = [piece for unit in self._units for piece in unit.pieces]
@@ -129,7 +124,8 @@ class Offloaded:
 
     def _commit(self, steps: int) -> None:
         self._versions.write('buffers', [*self.module.buffers()])
-        self._versions.commit({'facts': self._facts, 'steps': steps, 'options': [*map(options, self.optimizers)]})
+        self._versions.commit({'facts': self._facts, 'steps': steps, 'options': [*map(options, self.optimizers)],
+                               'made': self._made})
         self.steps = steps
 
     @torch.no_grad()
@@ -231,8 +227,9 @@ class Offloaded:
 
     @torch.no_grad()
     def load_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take what `optimizer_state` gave, here or by another engine. Raises KeyError, before anything has
-        changed, for a parameter that was not saved."""
+        """Take what `optimizer_state` gave, here or by another engine. Raises KeyError or ValueError, before
+        anything has changed, for a parameter that was not saved or is not here."""
+        verify_belongs(self.module, state)
         with self._turn, self._all_or_nothing():
             load_optimizer_state(self.module, self._pieces, self._versions, state, self._shapes)
             self._commit(self.steps)

@@ -1,5 +1,6 @@
 """What an optimizer remembers, as it is written to a store and read again."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -32,6 +33,20 @@ def unpack(optimizer: torch.optim.Optimizer, hosts: list[nn.Parameter], tensors:
 def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Of its groups: the learning rate and the like, as far as they can be written down."""
     return [{key: value for key, value in group.items() if _is_plain(value)} for group in optimizer.param_groups]
+
+
+def verify_options(stored: list[dict[str, Any]], asked: list[dict[str, Any]]) -> None:
+    """What makes the optimizers now, against what made them when the store began. Raises ValueError for other groups
+    of parameters; warns of other options, for those in the store count."""
+    if len(stored) != len(asked):
+        raise ValueError(f'an optimizer has {len(stored)} group(s) of parameters in the store, and {len(asked)} here: go on '
+                         f'with the optimizer that it began with')
+    for before, now in zip(stored, asked):
+        plain = {key: [*value] if isinstance(value, tuple) else value for key, value in now.items()}
+        if other := [key for key in plain if plain[key] != before.get(key, plain[key])]:
+            said = ', '.join(f'{key}={before[key]!r} and not {now[key]!r}' for key in other)
+            warnings.warn(f'the store goes on with the options that it began with and was trained to: it began with '
+                          f'{said}; to change them set model.optimizers[i].param_groups', stacklevel=4)
 
 
 def restore_options(optimizer: torch.optim.Optimizer, written: list[dict[str, Any]]) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from fewgpu.alike import start_alike
 from fewgpu.buckets import average
 from fewgpu.collectives import Group, all_gather, all_reduce, broadcast, reduce, reduce_scatter
 
@@ -42,7 +43,8 @@ class Whole:
 
 
 class Slices:
-    """Ranks share. A parameter that a rank has no gradient for counts as zeros there.
+    """Ranks share (a layer; of one dtype, and trained, as `fewgpu.zero.shards` does it, it would be a shard each).
+    A parameter that a rank has no gradient for counts as zeros there.
 
     `gathering` and `reducing` are groups of the same ranks: two threads use them.
     """
@@ -160,8 +162,7 @@ class Together(Alone):
         return Slices(parameters, self._gathering, self._reducing, self._reading)
 
     def start_alike(self, module: nn.Module) -> None:
-        for tensor in (*module.parameters(), *module.buffers()):
-            broadcast(tensor.detach(), self._reducing)
+        start_alike(module, self._reducing)
 
     def least(self, number: int) -> int:
         told = torch.tensor(number)

@@ -9,9 +9,7 @@ recompute and backward are those of fewgpu.stage.
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -27,36 +25,11 @@ from fewgpu.offload.shares import Alone, Slices, Whole
 from fewgpu.stage import Stage
 from fewgpu.tiled import Source, Tile, TiledLinear
 from fewgpu.transport.copies import Parcel
+from fewgpu.transport.host import on_host, to_device, to_host
 from fewgpu.offload.versions import Versions
 from fewgpu.weights import storage
 
-HOST, TO_HOST = -1, -2   # as senders on a link: the two directions do not hold each other up
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-
-
-def to_device(tensors: Any, device: Device) -> Any:
-    """Copies on the device, once they have passed its link."""
-    sent = time.perf_counter()
-    with device.counting():
-        copies = Parcel.of(tensors).copy_to(device.torch)
-    if device.link is not None:
-        device.link.wait(tensors, sent, HOST)
-    return copies
-
-
-def to_host(parcel: Parcel, device: Device) -> Any:
-    """Copies on the host of what the device has packed."""
-    copies = parcel.copy_to(torch.device('cpu'))
-    if device.link is not None:
-        device.link.wait(parcel.value, parcel.sent, TO_HOST)
-    return copies
-
-
-def on_host(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What the call returns. It is made in a thread of its own, for what the thread of a device allocates
-    counts as the device's."""
-    with ThreadPoolExecutor(1, 'fewgpu host') as host:
-        return host.submit(call, *arguments).result()
 
 
 class Piece:
@@ -122,7 +95,10 @@ class Piece:
 
 
 class Unit:
-    """A layer as a stage, and its pieces: the first has all parameters but those of tiles."""
+    """A layer as a stage, and its pieces: the first has all parameters but those of tiles.
+
+    (In `fewgpu.zero` a unit is the parameters of a child of the model, in `fewgpu.spill` what is done with a shard.)
+    """
 
     def __init__(self, stage: Stage, layer: nn.Module, piece: Piece, tiles: list['Tiles']) -> None:
         """The module of the stage is the layer, with the loss around it if it is the last one."""

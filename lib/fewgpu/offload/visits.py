@@ -20,7 +20,8 @@ from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.offload.shares import Alone
 from fewgpu.transport.copies import Parcel
-from fewgpu.offload.unit import Unit, on_host, to_device, to_host
+from fewgpu.transport.host import on_host, to_device, to_host
+from fewgpu.offload.unit import Unit
 from fewgpu.offload.versions import Versions
 
 
@@ -36,6 +37,19 @@ class Span(NamedTuple):
     unit: int
     start: float
     end: float
+
+
+class Times(NamedTuple):
+    """Where the time of a step went, in seconds of the thread that computes."""
+
+    waiting: float     #: for what was loaded
+    computing: float
+    finishing: float   #: waiting for updates on the host
+
+    @property
+    def share(self) -> float:
+        """Of the step, that the device waits for loads or for the host."""
+        return (self.waiting + self.finishing) / (sum(self) or 1.0)
 
 
 @dataclass

@@ -23,7 +23,7 @@ from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.gate import flags
 from fewgpu.loss import LossFn
-from fewgpu.partition import verify_module
+from fewgpu.partition import verify_has_layers
 from fewgpu.spill.shard import Placed, Shard
 from fewgpu.spill.units import MiniBatch, Unit, WithLoss
 
@@ -42,7 +42,7 @@ def shards_that_fit(module: nn.Sequential, x: Any, y: Any, loss_fn: LossFn, devi
     Raises ValueError if the device has no limit, or a layer does not fit by itself; an error of a layer has
     a note.
     """
-    verify_module(module)
+    verify_has_layers(module)
     if device.is_virtual and device.memory_limit is None:
         raise ValueError('a pilot run needs a limit to run into: Device(memory_limit=bytes)')
     with sandbox(device):

@@ -9,25 +9,24 @@ data of the copies; so their identity, hooks, gradients and optimizer stay where
 """
 
 import contextlib
-import functools
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from fewgpu.device import Device
 from fewgpu.link import bytes_in
+from fewgpu.transport.host import sent
 from fewgpu.weights import Gradients, accumulate, storage
-
-FROM_HOST, TO_HOST = -1, -2   # the two directions of a device's link, which do not hold each other up
 
 
 class Shard:
-    """Layers in host memory, and the optimizer of what is trained in them, which works there too."""
+    """Layers in host memory, and the optimizer of what is trained in them, which works there too.
+
+    (Hydra's word: some of the layers, whole. In `fewgpu.zero` a shard is a rank's part of flat parameters.)
+    """
 
     def __init__(self, index: int, module: nn.Sequential,
                  optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -109,39 +108,3 @@ class Placed(NamedTuple):
     def to(self, device: Device | None) -> 'Placed':
         """The same, or a copy on another device."""
         return self if device is self.device else Placed(sent(self.value, self.device, device), device)
-
-
-def sent(value: Any, source: Device | None, target: Device | None) -> Any:
-    """A copy of all tensors on another device (None: the host), when its link has brought it.
-
-    Between device and host it is the device's link. Raises torch.OutOfMemoryError if it does not fit.
-    """
-    start = time.perf_counter()
-    where = torch.device('cpu') if target is None else target.torch
-    with _beside(where):
-        copy = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to(
-            where, copy=True, non_blocking=where.type == 'cuda').requires_grad_(tensor.requires_grad), value)
-    if target is not None and target.ledger:
-        target.ledger.adopt(leaf for leaf in pytree.tree_leaves(copy) if isinstance(leaf, torch.Tensor))
-    carrier = target or source
-    if carrier is not None and carrier.link:
-        key = TO_HOST if target is None else FROM_HOST if source is None else source.index
-        carrier.link.wait(copy, start, key)
-    return copy
-
-
-@contextlib.contextmanager
-def _beside(where: torch.device) -> Iterator[None]:
-    """Inside, copies to a GPU use a stream of their own, beside its kernels; they are done at the end."""
-    if where.type != 'cuda':
-        yield
-        return
-    stream = _copies(where)
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()
-
-
-@functools.cache
-def _copies(gpu: torch.device) -> 'torch.cuda.Stream':
-    return torch.cuda.Stream(gpu)   # one for all time: memory is cached by stream

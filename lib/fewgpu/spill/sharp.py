@@ -47,6 +47,9 @@ class Job:
             raise TypeError(f'the mini-batches of a job are a list of (x, y), for their number is asked for, and they are run '
                             f'through once an epoch; not a {type(self.batches).__name__}')
 
+        if not isinstance(self.epochs, int) or self.epochs < 0:
+            raise ValueError(f'the epochs of a job are a whole number, at least 0, not {self.epochs!r}')
+
     @property
     def steps(self) -> int:
         """Mini-batches over all epochs."""

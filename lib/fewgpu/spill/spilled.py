@@ -1,10 +1,5 @@
 """Spilling: a model larger than its device trains there, shard by shard (Hydra, arXiv 2110.08633).
 
-    model = Spilled(layers, balance, device=device, loss_fn=nn.functional.cross_entropy,
-                    optimizer=lambda parameters: torch.optim.Adam(parameters))
-    for x, y in batches:
-        loss = model.step(x, y)
-
 The layers, their gradients and their optimizers live in the memory of the host. A mini-batch is
 2S - 1 units of work, each with one of the S shards on the device:
 
@@ -36,8 +31,8 @@ from fewgpu.held import MakeOptimizer, verify_loss_scale
 from fewgpu.loss import LossFn
 from fewgpu.loss_scale import LossScale
 from fewgpu.microbatch import rows_of
-from fewgpu.optimizer_state import load_named_state, named_state
-from fewgpu.partition import split, turn_of, verify_balance, verify_module
+from fewgpu.optimizer_state import load_named_state, named_state, verify_belongs
+from fewgpu.partition import split, turn_of, verify_balance, verify_has_layers
 from fewgpu.spill.shard import Placed, Shard
 from fewgpu.updates import updating
 from fewgpu.spill.units import Behind, MiniBatch, Visit, WithLoss, units
@@ -45,6 +40,14 @@ from fewgpu.spill.units import Behind, MiniBatch, Visit, WithLoss, units
 
 class Spilled:
     """A model that visits a device shard by shard.
+
+    Usage::
+
+        device = Device(memory_limit=100_000)   # bytes; or Device('cuda')
+        balance = shards_that_fit(module, x, y, nn.functional.mse_loss, device)
+        model = Spilled(module, balance, device=device, loss_fn=nn.functional.mse_loss, optimizer=torch.optim.Adam)
+        for x, y in batches:
+            loss = model.step(x, y)
 
     Arguments:
         module: the layers, an nn.Sequential. They move to the host, and stay there.
@@ -65,7 +68,7 @@ class Spilled:
     def __init__(self, module: nn.Sequential, balance: Iterable[int], *, device: Device | None = None,
                  loss_fn: LossFn, optimizer: MakeOptimizer | None = None, prefetch: bool = True,
                  inputs_on_host: bool = False, loss_scale: LossScale | None = None) -> None:
-        verify_module(module)
+        verify_has_layers(module)
         if isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError('every shard has an optimizer of its own: pass what makes it, as '
                             'optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)')
@@ -133,7 +136,10 @@ class Spilled:
         return named_state(self.module.named_parameters(), self._optimizers())
 
     def load_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over copies of what `optimizer_state` gave, perhaps with another balance or engine."""
+        """Take over copies of what `optimizer_state` gave, perhaps with another balance or engine.
+
+        Raises ValueError or KeyError, before anything has changed, for the state of another model."""
+        verify_belongs(self.module, state)
         load_named_state(self.module.named_parameters(), self._optimizers(), state)
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:

@@ -29,7 +29,10 @@ from fewgpu.weights import Gradients
 
 
 class Unit(NamedTuple):
-    """What one shard does at a time: 'F' forward, 'B' backward with recompute, 'L' both and the loss."""
+    """What one shard does at a time: 'F' forward, 'B' backward with recompute, 'L' both and the loss.
+
+    (A unit of work. In `fewgpu.zero` and `fewgpu.offload` a unit is a part of the model.)
+    """
 
     kind: str
     shard: int

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fewgpu.group import verify_met
 from fewgpu.schedule import Message, Schedule
 from fewgpu.transport.copies import Parcel
 from fewgpu.transport.mailbox import Deadlock
@@ -47,9 +48,7 @@ class Ranks:
     """
 
     def __init__(self, members: Sequence[int] | None = None, *, time_limit: float = 60.0) -> None:
-        if not dist.is_initialized():
-            raise RuntimeError('torch.distributed is not initialised: start the ranks with '
-                               'fewgpu.launch or torchrun, and call init_process_group')
+        verify_met()
         world = range(dist.get_world_size())
         self.members = list(world if members is None else members)
         if len({*self.members} & {*world}) < len(self.members) or dist.get_rank() not in self.members:

@@ -70,6 +70,9 @@ class Unit:
 
     stage 1, 2   `_whole` is all of the unit, for good, and `_held` this rank's part of it
     stage 3      `_held` is the shard, `_whole` is there while it is needed
+
+    (`fewgpu.offload.shares` cuts flat parameters over ranks, too: several dtypes, and frozen ones, for its stores.
+    Here a unit has one dtype and is trained.)
     """
 
     def __init__(self, slots: Slots, names: dict[str, nn.Parameter], line: Line, *, stage: int,
@@ -141,7 +144,7 @@ class Unit:
         return self._pieces(flat)[self._line.group.rank]
 
     def _pieces(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
-        return flat.split(self.length)
+        return flat.view(self._line.group.size, self.length).unbind()   # also of no elements
 
     def gathered(self, shard: torch.Tensor) -> torch.Tensor:
         """All ranks' shards side by side. Every rank calls it."""

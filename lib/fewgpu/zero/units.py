@@ -3,8 +3,6 @@
 import torch
 from torch import nn
 
-from fewgpu.buckets import fingerprint
-from fewgpu.collectives import all_gather, broadcast
 from fewgpu.recompute import parameter_slots
 from fewgpu.zero.shards import Line, Slots, Unit
 
@@ -62,19 +60,3 @@ def _own_slots(module: nn.Module) -> Slots:
         return parameter_slots(module)
     return [(module._parameters, name, parameter) for name, parameter in module._parameters.items()
             if parameter is not None]
-
-
-@torch.no_grad()
-def start_alike(module: nn.Module, line: Line) -> None:
-    """All ranks take rank 0's parameters and buffers. Raises ValueError if the modules differ."""
-    state = [*module.named_parameters(), *module.named_buffers()]
-    facts = [len(state), sum(tensor.numel() for _, tensor in state), fingerprint(state)]
-    device = state[0][1].device if state else 'cpu'
-    every = [torch.tensor(facts, device=device) for _ in range(line.group.size)]
-    line.do(all_gather, every, line.notes)
-    if any(theirs.tolist() != facts for theirs in every):
-        found = ', '.join(f'rank {r} {theirs.tolist()}' for r, theirs in enumerate(every))
-        raise ValueError(f'the ranks have different modules (tensors, numbers, a checksum of names and '
-                         f'shapes): {found}')
-    for _, tensor in state:
-        line.do(broadcast, tensor.detach(), line.notes)

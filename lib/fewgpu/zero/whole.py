@@ -40,4 +40,4 @@ def spread_overflow(gradients: Sequence[torch.Tensor], line: Line) -> None:
     bad = torch.stack([~gradient.isfinite().all() for gradient in gradients]).any().to(torch.uint8)
     line.do(all_reduce, bad, line.notes, 'max')
     if bad:
-        gradients[0][0] = torch.inf
+        next(gradient for gradient in gradients if gradient.numel())[0] = torch.inf

@@ -1,9 +1,5 @@
 """ZeRO: replicas that share out what each would hold again: optimizer states, gradients, parameters.
 
-    model = ZeRO(module, stage=3, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3))
-    loss_fn(model(inputs), targets).backward()          # on every rank, with rows of its own
-    model.step()
-
     bytes a rank, of Psi parameters, N ranks      parameters  gradients  optimizer    a step sends
     plain data parallelism                             2 Psi      2 Psi      K Psi           2 Psi
     stage 1, optimizer states                          2 Psi      2 Psi    K Psi/N           2 Psi
@@ -26,11 +22,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from fewgpu.alike import start_alike
 from fewgpu.buckets import average
 from fewgpu.collectives import Group, all_gather
+from fewgpu.data_parallel import rows_of_inputs
+from fewgpu.optimizer_state import verify_belongs
 from fewgpu.zero.gathering import Gathering
 from fewgpu.zero.shards import Line
-from fewgpu.zero.units import make_units, start_alike
+from fewgpu.zero.units import make_units
 from fewgpu.zero.sizes import bytes_per_rank
 from fewgpu.zero.whole import clip, made, spread_overflow
 from fewgpu.zero.states import load_optimizer_state, optimizer_state
@@ -40,6 +39,12 @@ __all__ = ['ZeRO', 'bytes_per_rank']
 
 class ZeRO(nn.Module):
     """`ZeRO(module, stage=..., optimizer=...)` trains as `module` would on the rows of all ranks.
+
+    Usage::
+
+        model = ZeRO(module, stage=3, optimizer=torch.optim.Adam)   # on every rank
+        loss_fn(model(x), y).backward()                             # of rows of its own
+        model.step()
 
     The children of the module (of an nn.Sequential, the layers) are its units: gathered, reduced and
     freed as a whole. Choose children that are large enough to be worth a message, and small enough
@@ -91,7 +96,7 @@ class ZeRO(nn.Module):
         whole = Group(group)   # only asked who its ranks are
         self._line = Line(Group(dist.new_group(dist.get_process_group_ranks(whole.process_group),
                                                use_local_synchronization=group is not None), time_limit))
-        start_alike(module, self._line)
+        self._line.do(start_alike, module, self._line.notes)
         owners = make_units(module, self._line, stage, precision)
         self.units = [unit for _, unit in owners]
         self._gathering = Gathering(owners, self._line, ahead=ahead, sync=stage > 1)
@@ -107,7 +112,7 @@ class ZeRO(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The module's output."""
         if torch.is_grad_enabled():
-            rows = _rows_of((inputs, named)) if self.rows is None else self.rows
+            rows = rows_of_inputs((inputs, named)) if self.rows is None else self.rows
             self._gathering.weight = self._line.submit(self._weight_of, rows)
         inputs, named = pytree.tree_map_only(torch.Tensor, self._rounded, (inputs, named))
         try:
@@ -231,6 +236,7 @@ class ZeRO(nn.Module):
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """What `optimizer_state` gave, on any number of ranks, in any stage, or of another engine. Raises
         ValueError if it belongs to other parameters."""
+        verify_belongs(self.module, state)
         load_optimizer_state(self.optimizer, self.units, state)
 
     def train(self, mode: bool = True) -> 'ZeRO':
@@ -242,8 +248,3 @@ class ZeRO(nn.Module):
     def _apply(self, *_: Any, **__: Any) -> 'ZeRO':
         raise RuntimeError('shards stay where they are and what they are: move or convert the module '
                            'before ZeRO(module, ...)')
-
-
-def _rows_of(inputs: Any) -> int:
-    return next((len(leaf) for leaf in pytree.tree_leaves(inputs)
-                 if isinstance(leaf, torch.Tensor) and leaf.dim()), 1)
