@@ -19,7 +19,6 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 from rich.console import Console, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -58,6 +57,7 @@ class Findings(Claims):
         with redirect_stdout(io.StringIO()):   # its lines are those of a notebook's page
             super().test(claim, confirmed, found, by=by, because=because)
         if is_first:
+            self._console.print()
             self._line(CODES, style='dim')
         self._line(f'{claim}: {TEXTS[claim]}')
         self._line(f'{self._findings[claim].verdict}: {found}', indent=2)
@@ -65,8 +65,9 @@ class Findings(Claims):
             self._line(because, indent=2)
 
     def _line(self, text: str, *, indent: int = 0, style: str = '') -> None:
-        lines = Text(text, style=style)
-        self._console.print(Padding(lines, (0, 0, 0, indent)), width=min(self._console.width, WIDEST))
+        for line in Text(text).wrap(self._console, min(self._console.width, WIDEST) - indent):
+            line.rstrip()
+            self._console.print(' ' * indent + line.plain, markup=False, style=style, soft_wrap=True)
 
 
 class Show:
