@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fewgpu.workshop.__main__ as workshop
+from fewgpu import planner
 from fewgpu.workshop import demo, demos
 from fewgpu.workshop.claims import TEXTS, Finding
 from fewgpu.workshop.demos import DEMOS, Show, summary
@@ -33,6 +34,15 @@ def test_every_module_of_the_package_is_listed_and_nothing_else():
     for name in DEMOS:
         assert re.search(rf'^{name} ', listed.output, re.MULTILINE)
         assert len(summary(name)) > 20 and not summary(name).endswith('.')
+
+
+def test_the_readme_names_every_demo_and_every_file_of_the_planner():
+    text = (Path(__file__).parents[1] / 'README.md').read_text(encoding='utf-8')
+    rows = ' '.join(re.findall(r'`demo [^|\n]*', text))   # `demo hybrid`, `gems`
+    assert {name for name in DEMOS if f'`{name}`' not in rows and f'`demo {name}`' not in rows} == set()
+    order = text.partition('### In which order to read')[2].partition('\n| where')[0].partition('What to run where')[2]
+    files = {path.name for path in Path(planner.__file__).parent.glob('*.py')} - {'__init__.py'}
+    assert {name for name in files if not re.search(rf'`(planner/)?{name}`', order)} == set()
 
 
 def test_an_unknown_name_is_answered_with_those_there_are():

@@ -110,7 +110,7 @@ def _claims(show: Show, replayed: dict[int, tuple[Partition, Partition]], search
     show.claims.test(
         'C26', is_faster_by_the_model(speeds),
         f'{_listed(speeds)} times data parallel on 4, 8 and 16 machines for '
-        f'the published VGG-16; measured here: {ours}', by='the cost model',
+        f'the published VGG-16; by the profiles measured here: {ours}', by='the cost model',
         because='The factor hangs on weights against compute, and on the link. Data parallel is priced as '
         'replicas that exchange gradients while they compute; a run that waits for them loses more.')
     _faster(show)

@@ -11,6 +11,7 @@ from statistics import fmean, median
 
 import torch
 from matplotlib.figure import Figure
+from rich import box
 from rich.table import Table
 from torch import nn
 
@@ -132,12 +133,12 @@ def of_trainings(curves: dict, found: dict) -> Table:
 
 
 def of_costs(virtual: dict[int, dict[str, Point]], real: dict[str, Point]) -> Table:
-    table = Table(title='Throughput, and memory of the fullest device', title_justify='left',
+    table = Table(box=box.SIMPLE_HEAD, title='Speed, and memory of the fullest device: by virtual time, and measured on two paced devices', title_justify='left',
                   caption='Virtual: micro-batches a unit of time; weights 8, activations 4, inputs 1 a stash. '
                           'Paced: a device computes at a quarter of its speed.', caption_justify='left')
     table.add_column('')
-    for heading in (*(heading for depth in virtual for heading in (f'{depth} virtual\nspeed', 'devices:\nmemory')),
-                    '2 paced ones:\nsamples/s', 'measured\nMB'):
+    for heading in (*(f'{depth} virtual\n{what}' for depth in virtual for what in ('speed', 'memory')),
+                    '2 paced\nsamples/s', '2 paced\nMB'):
         table.add_column(heading, justify='right')
     for name in METHODS:
         table.add_row(name, *(f'{figure:.{2 - place}f}' for points in virtual.values()
