@@ -132,9 +132,10 @@ def test_what_a_choice_is_worth_is_what_is_lost_without_it(plans):
     assert all(gain >= 1 for gain in gains.values())
     for knob, value_of in planned.KNOBS.items():   # the best fixed value, found by trying all
         lost = []
-        for value in {value_of(one) for plan in plans for one in plan}:
-            left = [[one.throughput for one in plan if value_of(one) == value] for plan in plans]
-            lost.append(max(max(one.throughput for one in plan) / max(rest) if rest else inf for plan, rest in zip(plans, left)))
+        for value in {value_of(one) for made in plans for one in made}:
+            left = [[one.throughput for one in made if value_of(one) == value] for made in plans]
+            lost.append(max(max(one.throughput for one in made) / max(rest) if rest else inf
+                            for made, rest in zip(plans, left)))
         assert gains[knob] == min(lost)
     assert planned.worth(plans + [[setting(9, 9, False, 1.0, 'too large'), *plans[0]]]) == gains   # it is not possible
 
