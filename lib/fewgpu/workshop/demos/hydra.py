@@ -127,7 +127,8 @@ def many_models(show: Show) -> Trained:
     show.say(f'\nNow {MODELS} GPTs, a step each, in four ways. Model parallelism and GPipe cut every model into {DEVICES} stages '
              f'and train one after the other. Shared: a model is spilled to the host, and a device that is free takes the '
              f'next shard of the model that has most left to do.')
-    table = headed(f'{MODELS} models on {DEVICES} devices; medians of {ROUNDS} rounds', '', 'seconds', 'times as fast\nas one device')
+    table = headed(f'{MODELS} models on {DEVICES} devices; medians of {ROUNDS} rounds', '', 'seconds',
+                   'times as fast\nas one device')
     for name, value in zip(ways, seconds):
         table.add_row(name, f'{value:.2f}', f'{alone / value:.2f}')
     show.table(table)

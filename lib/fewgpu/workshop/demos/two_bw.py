@@ -133,7 +133,8 @@ def of_trainings(curves: dict, found: dict) -> Table:
 
 
 def of_costs(virtual: dict[int, dict[str, Point]], real: dict[str, Point]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title='Speed, and memory of the fullest device: by virtual time, and measured on two paced devices', title_justify='left',
+    table = Table(box=box.SIMPLE_HEAD, title_justify='left',
+                  title='Speed, and memory of the fullest device: by virtual time, and measured on two paced devices',
                   caption='Virtual: micro-batches a unit of time; weights 8, activations 4, inputs 1 a stash. '
                           'Paced: a device computes at a quarter of its speed.', caption_justify='left')
     table.add_column('')

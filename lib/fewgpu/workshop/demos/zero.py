@@ -56,7 +56,8 @@ def demo(show: Show) -> Figure:
     show.say(f'{RANKS[0]} and then {RANKS[1]} ranks train a GPT of {parameters:,} parameters with Adam in '
              f'float32. Bytes are counted by the memory ledger between a backward and the update, when '
              f'activations are gone; what a rank sends, by its group; the formulas are those of the paper. '
-             f'Seconds are those of the slower of two ranks, one a core, stages in turn, medians. (Host and disk are not used here: the demo '
+             f'Seconds are those of the slower of two ranks, one a core, stages in turn, medians. '
+             f'(Host and disk are not used here: the demo '
              f'zero-infinity is about those.)')
     show.table(_measured(found, parameters))
     show.table(_published())
