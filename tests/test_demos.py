@@ -1,14 +1,18 @@
 """Demonstrations: each runs, says what it found about its claims, and its picture can be read."""
 
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
 import fewgpu.workshop.__main__ as workshop
+from fewgpu import planner
 from fewgpu.workshop import demo, demos
 from fewgpu.workshop.claims import TEXTS, Finding
 from fewgpu.workshop.demos import DEMOS, Show, summary
@@ -32,6 +36,15 @@ def test_every_module_of_the_package_is_listed_and_nothing_else():
         assert len(summary(name)) > 20 and not summary(name).endswith('.')
 
 
+def test_the_readme_names_every_demo_and_every_file_of_the_planner():
+    text = (Path(__file__).parents[1] / 'README.md').read_text(encoding='utf-8')
+    rows = ' '.join(re.findall(r'`demo [^|\n]*', text))   # `demo hybrid`, `gems`
+    assert {name for name in DEMOS if f'`{name}`' not in rows and f'`demo {name}`' not in rows} == set()
+    order = text.partition('### In which order to read')[2].partition('\n| where')[0].partition('What to run where')[2]
+    files = {path.name for path in Path(planner.__file__).parent.glob('*.py')} - {'__init__.py'}
+    assert {name for name in files if not re.search(rf'`(planner/)?{name}`', order)} == set()
+
+
 def test_an_unknown_name_is_answered_with_those_there_are():
     answer = invoke('zeroo')
     assert answer.exit_code == 2
@@ -40,9 +53,22 @@ def test_an_unknown_name_is_answered_with_those_there_are():
 
 def test_a_place_that_cannot_be_written_is_said_before_anything_runs(tmp_path):
     (tmp_path / 'file').touch()
-    for options in (('--out', tmp_path / 'file'), ('--out', tmp_path, '--report', tmp_path / 'none/x.json')):
-        answer = invoke('pipedream', *options)
+    (tmp_path / 'pictures/demo-zero.png').mkdir(parents=True)
+    for name, *options in (('pipedream', '--out', tmp_path / 'file'), ('zero', '--out', tmp_path / 'pictures'),
+                           ('--all', '--out', tmp_path / 'pictures'), ('zero', '--out', tmp_path, '--report', tmp_path),
+                           ('zero', '--out', tmp_path, '--report', tmp_path / 'none/x.json')):
+        answer = invoke(name, *options)
         assert answer.exit_code == 2 and f'cannot write to {options[-2]}' in re.sub(r'[│\s]+', ' ', answer.output)
+    assert {path.name for path in tmp_path.rglob('*')} == {'file', 'pictures', 'demo-zero.png'}   # nothing else came
+
+
+def test_a_demo_that_fails_leaves_pictures_and_reports_as_they_were(monkeypatch, tmp_path):
+    monkeypatch.setattr(demo, 'run', lambda *_: 1 / 0)
+    before = {'demo-zero.png': 'a picture', 'report.json': '[]'}
+    for name, text in before.items():
+        (tmp_path / name).write_text(text)
+    assert isinstance(invoke('zero', '--out', tmp_path, '--report', tmp_path / 'report.json').exception, ZeroDivisionError)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.slow
@@ -69,6 +95,30 @@ def test_the_table_of_all_has_a_row_a_claim_and_tells_of_failures(capsys):
     said = capsys.readouterr().out
     assert 'C39' in said and '4.0 MB' in said and 'padding' in said and 'not decided here' in said
     assert re.search(r'hydra .* failed', said)
+
+
+@settings(deadline=None, max_examples=25)
+@given(width=st.integers(40, 130), text=st.lists(st.text('abcxyz[]', min_size=1, max_size=12), min_size=1).map(' '.join))
+def test_texts_keep_to_the_width_of_the_console_and_lose_no_word(width, text):
+    console = Console(width=width, file=io.StringIO())
+    show = Show(console)
+    show.say(text)
+    show.claims.test('C24', True, text, because=text)
+    show.claims.test('C28', None, text)
+    said = console.file.getvalue()
+    assert max(map(len, said.splitlines())) <= min(width, demos.WIDEST)
+    words = [text, demos.CODES, f'C24: {TEXTS["C24"]}', f'confirmed: {text}', text, f'C28: {TEXTS["C28"]}',
+             f'not decided here: {text}']   # what a number means is said once, where the first is printed
+    assert ''.join(said.split()) == ''.join(' '.join(words).split())
+
+
+def test_a_claim_is_judged_by_a_run_or_by_a_judge_of_the_list():
+    show = Show(Console(file=io.StringIO()))
+    for by in ('', *demos.JUDGES, *(demos.WITH_A_RUN + judge for judge in demos.JUDGES)):
+        show.claims.test('C24', True, 'found', by=by)
+        assert next(iter(show.claims)).by == by
+    with pytest.raises(ValueError, match='the cost model.*not by .someone'):
+        show.claims.test('C24', True, 'found', by='someone')
 
 
 def test_what_a_demo_notes_is_what_is_reported(capsys):

@@ -1,11 +1,15 @@
 """`./workshop.py demo NAME`: one system of the lectures at a size that runs here, its claim put to the test."""
 
+import errno
 import json
+import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 from rich.console import Console
@@ -13,7 +17,7 @@ from rich.rule import Rule
 from rich.table import Table
 
 from fewgpu.workshop.claims import TEXTS, Finding
-from fewgpu.workshop.demos import DEMOS, Show, run, summary
+from fewgpu.workshop.demos import CODES, DEMOS, Show, run, summary
 from fewgpu.workshop.process import run_to_end
 
 
@@ -29,17 +33,52 @@ def demo(
         raise typer.BadParameter(f'there is no demo {name}; there are {", ".join(DEMOS)}')
     if not name and not every:
         return _list(console)
-    for option, path in (('--out', out / '.demo'), *([('--report', report)] if report else [])):
-        try:   # now, and not when the demonstration has run
-            out.mkdir(parents=True, exist_ok=True)
-            path.touch()
-        except OSError as error:
-            raise typer.BadParameter(f'cannot write to {option} {path if path == report else out} ({error.strerror})') from None
-    (out / '.demo').unlink()
+    _check_that_there_is_room(out, report, [name] if name else DEMOS)   # now, and not when it has run
     findings = [_one(console, name, out)] if name else _all(console, out)
     if report:
-        report.write_text(json.dumps([found for part in findings for found in part or ()]), encoding='utf-8')
+        with _new(report, '--report') as file:
+            file.write(json.dumps([found for part in findings for found in part or ()]).encode())
     raise typer.Exit(any(part is None for part in findings))
+
+
+def _check_that_there_is_room(out: Path, report: Path | None, names: Sequence[str]) -> None:
+    """Raises BadParameter, a sentence, if a picture or the report could not be written. Leaves nothing behind."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable('--out', out, error.strerror) from None
+    for option, path in (*(('--out', _picture(out, name)) for name in names), ('--report', report)):
+        if path is not None:
+            with suppress(_Nothing), _new(path, option):
+                raise _Nothing
+
+
+class _Nothing(Exception):
+    """Nothing shall be written."""
+
+
+@contextmanager
+def _new(path: Path, option: str) -> Iterator[BinaryIO]:
+    """What is written to it takes the place of `path` at the end, and is gone if that is never reached."""
+    part = path.with_name(f'.{path.name}-{os.getpid()}')
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, 'it is a folder')
+        with part.open('wb') as file:
+            yield file
+        os.replace(part, path)
+    except OSError as error:
+        raise _unwritable(option, path, error.strerror) from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _unwritable(option: str, path: Path, why: str) -> typer.BadParameter:
+    return typer.BadParameter(f'cannot write to {option} {path} ({why}); name another place')
+
+
+def _picture(out: Path, name: str) -> Path:
+    return out / f'demo-{name}.png'
 
 
 def _list(console: Console) -> None:
@@ -47,7 +86,8 @@ def _list(console: Console) -> None:
     for name in DEMOS:
         table.add_row(f'[bold]{name}[/]', summary(name))
     console.print(table)
-    console.print('\n./workshop.py demo NAME shows one (under a minute), demo --all all of them.', style='dim')
+    console.print('\n./workshop.py demo NAME shows one (under a minute) and puts claims of the lectures (C24, say) and of '
+                  'papers (P01) to the test; demo --all shows all of them.', style='dim')
 
 
 def _one(console: Console, name: str, out: Path) -> list[Finding]:
@@ -55,11 +95,9 @@ def _one(console: Console, name: str, out: Path) -> list[Finding]:
     console.print(f'[bold]{name}[/]: {summary(name)}\n')
     begun, show = time.perf_counter(), Show(console)
     picture = run(name, show)
-    if any(True for _ in show.claims):
-        console.print('\n(C.. are claims of the lectures behind the course, P.. of papers; each is held against the figures '
-                      'above. "By ..." says what judged it where this machine cannot.)', style='dim')
-    path = out / f'demo-{name}.png'
-    picture.savefig(path, dpi=150)
+    path = _picture(out, name)
+    with _new(path, '--out') as file:
+        picture.savefig(file, format='png', dpi=150)
     console.print(f'\nPicture: {path} ({time.perf_counter() - begun:.0f} s)', soft_wrap=True)
     return list(show.claims)
 
@@ -88,7 +126,7 @@ def _all(console: Console, out: Path) -> list[list[Finding] | None]:
 
 def table(findings: dict[str, list[Finding] | None]) -> Table:
     """One row a claim: what the lectures say, what was found here, and where a difference comes from."""
-    shown = Table(title='All systems', title_justify='left', show_lines=True)
+    shown = Table(title='All systems', title_justify='left', show_lines=True, caption=CODES, caption_justify='left')
     for heading in ('demo', 'claim', 'found here', '', 'where a difference comes from'):
         shown.add_column(heading, overflow='fold')
     for name, found in findings.items():

@@ -25,7 +25,7 @@ from fewgpu.launch import launch
 from fewgpu.models.gpt import gpt, next_token_loss
 from fewgpu.plot import Picture, lines
 from fewgpu.plot.looks import title_of
-from fewgpu.workshop.demos import Show
+from fewgpu.workshop.demos import Show, headed
 from fewgpu.zero import ZeRO, bytes_per_rank
 
 STAGES = {0: 'data parallel', 1: 'ZeRO 1: optimizer states', 2: 'ZeRO 2: gradients too',
@@ -56,7 +56,9 @@ def demo(show: Show) -> Figure:
     show.say(f'{RANKS[0]} and then {RANKS[1]} ranks train a GPT of {parameters:,} parameters with Adam in '
              f'float32. Bytes are counted by the memory ledger between a backward and the update, when '
              f'activations are gone; what a rank sends, by its group; the formulas are those of the paper. '
-             f'Seconds are those of the slower of two ranks, one a core, stages in turn, medians.')
+             f'Seconds are those of the slower of two ranks, one a core, stages in turn, medians. '
+             f'(Host and disk are not used here: the demo '
+             f'zero-infinity is about those.)')
     show.table(_measured(found, parameters))
     show.table(_published())
     _judge(show, found, parameters)
@@ -154,26 +156,25 @@ def _made(stage: int) -> tuple[nn.Module, Callable[[], None], Callable[[], int]]
 
 
 def _measured(found: dict[int, dict[int, Found]], parameters: int) -> Table:
-    table = Table('ranks', 'ZeRO stage', 'bytes a parameter', 'formula', 'sent a step', 'formula',
-                  'ms a step', f'loss {ROUNDS}', caption=(
-                      'P: the bytes of the parameters, times (N-1)/N for N ranks; '
-                      f'loss {ROUNDS}: that of step {ROUNDS} on the rows of rank 0'))
+    table = headed('Counted, and by the formulas of the paper (in brackets)', 'ranks', '', 'bytes a\nparameter',
+                   'sent a step', 'ms a\nstep', f'loss\n{ROUNDS}')
+    table.caption = (f'P: the bytes of the parameters, times (N-1)/N for N ranks. Loss {ROUNDS}: that of step {ROUNDS} on the '
+                     f'rows of rank 0. Steps are timed with {RANKS[0]} ranks, a core each.')
     for ranks in RANKS:
         share = parameters * 4 * (ranks - 1) / ranks
         for stage, name in STAGES.items():
             one = found[ranks][stage]
             held = sum(one.held.values()) / parameters
-            table.add_row(f'{ranks}', name.removeprefix('ZeRO '), f'{held:.3f}',
-                          f'{bytes_per_rank(1, ranks, stage, **FP32):.3f}', f'{one.sent / share:.3f} P',
-                          f'{MOVES[stage]} P', f'{1e3 * one.seconds:.0f}' if ranks == RANKS[0] else '',
-                          f'{one.losses[-1]:.5f}', end_section=stage == 3)
+            table.add_row(f'{ranks}', name, f'{held:.3f} ({bytes_per_rank(1, ranks, stage, **FP32):g})',
+                          f'{one.sent / share:.3f} P ({MOVES[stage]} P)',
+                          f'{1e3 * one.seconds:.0f}' if ranks == RANKS[0] else '-', f'{one.losses[-1]:.5f}',
+                          end_section=stage == 3)
     return table
 
 
 def _published() -> Table:
-    table = Table('devices', *(f'stage {stage}: published' if kind else 'formula' for stage in (1, 2, 3)
-                               for kind in (1, 0)),
-                  title='GB a device of 7.5 billion parameters, 16 bytes each (ZeRO, table 1, as published)')
+    table = headed('Published (ZeRO, table 1), and by the formula: GB a device of 7.5 billion parameters', 'devices',
+                   *(f'stage {stage}\n{kind}' for stage in (1, 2, 3) for kind in ('published', 'formula')))
     for ranks, cells in TABLE_1.items():
         row = [text for stage, cell in enumerate(cells, 1)
                for text in (f'{cell:g}', f'{bytes_per_rank(7.5e9, ranks, stage) / 1e9:.2f}')]
@@ -191,18 +192,17 @@ def _judge(show: Show, found: dict[int, dict[int, Found]], parameters: int) -> N
     alike = f'within {apart:.0e} (relative)' if apart else 'to the bit'
     changed = _lines_to_change()
     each = ', '.join(f'{held[RANKS[1], stage] / parameters:.1f}' for stage in STAGES)
-    show.claims.test('C39', off < 0.01 and apart < 1e-3 and changed <= 5,
+    show.claims.test('C39', is_shared_out(off, apart, changed),
                      f'on {RANKS[1]} ranks a rank holds {each} bytes a parameter in stages 0 to 3, within '
                      f'{off:.2%} of the formula; losses are those of data parallelism {alike}; '
                      f'{changed} lines of the training loop change',
                      because='Shards are padded to equal lengths, and there are a few numbers beside them.')
-    gpus, host, disk = 0.5, 1.5, 28.0   # TB of a machine with 16 GPUs (arXiv 2104.07857, figure 2b)
-    outside = (host + disk) / (gpus + host + disk)
-    show.claims.test('C40', outside > 0.5 and 12 / 16 > 0.5,
-                     f'a machine of 16 GPUs has {gpus} TB in them, {host} TB in the host and {disk:.0f} TB '
-                     f'on disks: states that fill it are {outside:.0%} outside the GPUs; and of 16 bytes a '
-                     f"parameter the optimizer's 12 are used only once a step", by='published figures',
-                     because='ZeRO shares out the memory of devices only; ZeRO-Infinity goes on from here.')
+
+
+def is_shared_out(off: float, apart: float, changed: int) -> bool:
+    """C39: bytes a rank are off the formula by so little, losses off those of data parallelism, and so few lines
+    of the training loop change."""
+    return off < 0.01 and apart < 1e-3 and changed <= 5
 
 
 def _picture(found: dict[int, dict[int, Found]], parameters: int) -> Figure:

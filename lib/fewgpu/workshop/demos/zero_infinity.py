@@ -5,6 +5,7 @@ ZeRO-Infinity (arXiv 2104.07857) on a virtual device, and on two ranks for the s
 import copy
 import statistics
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -13,19 +14,16 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from fewgpu import plot
-from fewgpu.activations import train_in_segments
 from fewgpu.device import Device, one_thread
 from fewgpu.infinity import (
     GB, ait_of_activations, ait_of_optimizer_states, ait_of_parameters, efficiency, figure_2b)
 from fewgpu.launch import launch
-from fewgpu.link import Link
-from fewgpu.offload import DiskStore, HostStore
+from fewgpu.offload import DiskStore
 from fewgpu.offload.offloaded import Offloaded, Times
-from fewgpu.tiled import TiledLinear
 from fewgpu.workshop.demos import Show, headed
+from fewgpu.workshop.offloading import (
+    LAYERS, ROWS, WIDTH, bandwidth_for, chain, offloaded, read_in_both_ways, resident_step, tiled_step)
 
-PACE = 0.5          # of the device: while it computes, a core is free for what is loaded
-LAYERS, WIDTH, ROWS = 12, 256, 3072
 LOAD = 0.15         # where transfers are to be hidden: what the weights of a layer take, of its forward
 
 
@@ -40,16 +38,12 @@ def demo(show: Show) -> Figure:
     return picture(waiting, peaks)
 
 
-def chain(layers: int, width: int) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers)))
-
-
 def larger_than_the_device(show: Show) -> None:
-    """Equal to the plain model, with all states on disk."""
+    """Equal to the plain model, with all states on disk. What lives on the device is counted, and not limited."""
     module, x, y = chain(80, 96), torch.randn(3, 96), torch.randn(3, 96)
     size = sum(parameter.nbytes for parameter in module.parameters())
-    plain, device = copy.deepcopy(module), Device('cpu', memory_limit=size // 10)
+    plain, device = copy.deepcopy(module), Device('cpu')
+    device.meter()
     with DiskStore() as store:
         model = Offloaded(module, optimizer=torch.optim.Adam, loss_fn=F.mse_loss, device=device, store=store)
         optimizer = torch.optim.Adam(plain.parameters())
@@ -61,15 +55,43 @@ def larger_than_the_device(show: Show) -> None:
             model.step(x, y)
         same = all(torch.equal(value, model.state_dict()[name]) for name, value in plain.state_dict().items())
         stored = sum(path.stat().st_size for path in store.folder.glob('*.tensors'))
-    show.say(f'A network of 80 layers has {size / 1e6:.2f} MB of weights, and the device has a limit of '
-             f'{size / 1e7:.2f} MB. Weights and Adam\'s states are on disk ({stored / 1e6:.1f} MB), visit the device '
-             f'layer by layer, and are updated on the host. After three steps the weights are '
+    peak = device.ledger.peak
+    show.say(f'A network of 80 layers has {size / 1e6:.2f} MB of weights. They and Adam\'s states are on disk, the real '
+             f'one ({stored / 1e6:.1f} MB), visit the device layer by layer, and are updated on the host. After three '
+             f'steps the weights are '
              f'{"those of the plain model, to the last bit" if same else "NOT those of the plain model"}; the '
-             f'device never held more than {device.ledger.peak / 1e6:.2f} MB.')
-    show.claims.test('C40', same and stored > 10 * device.ledger.peak,
-                     f'{stored / 1e6:.1f} MB of model states on disk; {device.ledger.peak / 1e6:.2f} MB at once '
+             f'device, which counts, never held more than {peak / 1e6:.2f} MB: one with '
+             f'memory for {peak / size:.0%} of the weights would do.')
+    show.claims.test('C40', lives_elsewhere(same, size, stored, peak),
+                     f'{stored / 1e6:.1f} MB of model states on disk; {peak / 1e6:.2f} MB at once '
                      f'on the device trained them as the plain model, {"bit for bit" if same else "but otherwise"}',
                      because='Activations and gradients of the layers in flight stay on the device.')
+
+
+def lives_elsewhere(same: bool, size: int, stored: int, peak: int) -> bool:
+    """C40: the same as the plain model; weights (`size` bytes) and Adam's two states are stored; and the device
+    holds at most a tenth of the weights at once."""
+    return same and stored >= 3 * size and 10 * peak <= size
+
+
+def waits_less(share: dict[int, float]) -> bool:
+    """C42, by the share of a forward that the device waits, by how many layers are loaded ahead."""
+    return share[3] < share[1] < share[0]
+
+
+def is_cheap(offloaded: float, resident: float) -> bool:
+    """C44, by seconds of a step that recomputes, offloaded and all on the device."""
+    return offloaded <= 1.02 * resident
+
+
+def beats_broadcast(alike: bool, ratio: float) -> bool:
+    """C41, by how many times as fast two ranks load slices."""
+    return alike and ratio > 1.5
+
+
+def trains_in_tiles(fitting: Sequence[int], alike: bool) -> bool:
+    """C43: as a whole (1) the layer does not fit, in some number of tiles it does, with the same result."""
+    return 1 not in fitting and bool(fitting) and alike
 
 
 def prefetch(show: Show) -> dict[str, float]:
@@ -83,28 +105,12 @@ def prefetch(show: Show) -> dict[str, float]:
             model.evaluate(x)
             times[depth].append(model.times)
     share = {depth: statistics.median(each.share for each in found[1:]) for depth, found in times.items()}
-    show.claims.test('C42', share[3] < share[1] < share[0],
-                     f'of a forward of {LAYERS} layers, each of which takes 0.8 of its computing on the disk and as '
-                     f'much on the link, the device waits {share[0]:.0%} with nothing loaded ahead, {share[1]:.0%} '
-                     f'with one layer ahead (disk and link in turn), {share[3]:.0%} with three (at the same time)',
-                     because='the first layer is waited for in any case')
+    show.claims.test('C42', waits_less(share),
+                     f'of a forward of {LAYERS} layers, each of which takes 0.8 of its computing on a simulated '
+                     f'disk and as much on the link, the device waits {share[0]:.0%} with nothing loaded ahead, {share[1]:.0%} '
+                     f'with one layer ahead (both in turn), {share[3]:.0%} with three (at the same time)',
+                     because='The first layer is waited for in any case.')
     return {f'{depth} ahead': 100 * each for depth, each in share.items()}
-
-
-def offloaded(bandwidth: float, depth: int) -> Offloaded:
-    return Offloaded(chain(LAYERS, WIDTH), optimizer=torch.optim.Adam, loss_fn=F.mse_loss, depth=depth,
-                     device=Device('cpu', pace=PACE, link=Link(0.0, bandwidth)), store=HostStore(bandwidth))
-
-
-def bandwidth_for(share: float, x: torch.Tensor) -> float:
-    """With which the weights of a layer take that share of its forward on the device."""
-    layer, device, found = chain(1, WIDTH), Device('cpu', pace=PACE), []
-    for _ in range(15):
-        start = time.perf_counter()
-        with device.active(), device.paced():
-            layer(x)
-        found.append(time.perf_counter() - start)
-    return 4 * WIDTH * (WIDTH + 1) / (share * min(found))
 
 
 def price(show: Show) -> None:
@@ -122,61 +128,32 @@ def price(show: Show) -> None:
             way()
             took[name].append(time.perf_counter() - start)
     plain, base, ours = (statistics.median(found[1:]) for found in took.values())   # the first warms up
-    table = headed(f'{LAYERS} layers; disk and link: {LOAD:g} of a forward each', '', 'a step',
-                   'against recompute on the device')
+    table = headed(f'{LAYERS} layers; simulated disk and link: {LOAD:g} of a forward each', '', 'a step',
+                   'against recompute\non the device')
     for name, seconds in zip(ways, (plain, base, ours)):
         table.add_row(name, f'{1e3 * seconds:.0f} ms', f'{seconds / base - 1:+.1%}')
     show.table(table)
     others = took['the same, recomputed'][1:]
     steady = max(others) < 1.2 * min(others)
-    show.claims.test('C44', ours / base - 1 <= 0.02 if steady else None,
+    show.claims.test('C44', is_cheap(ours, base) if steady else None,
                      f'a step takes {ours / base - 1:+.1%} against the same recompute on the device, and '
                      f'{ours / plain - 1:+.0%} against no recompute'
                      + ('' if steady else '; equal steps differ by a fifth and more: the machine is too busy'),
-                     because='a step waits for its first load and its last update, however fast the rest is')
-
-
-def resident_step(module: nn.Sequential, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor,
-                  recomputed: bool) -> None:
-    """With everything on the device, but for the update, which is as fast as the host's of the offloaded model."""
-    device = Device('cpu', pace=PACE)
-    with device.active():
-        with device.paced():
-            if recomputed:
-                train_in_segments(module, LAYERS, x, lambda out: F.mse_loss(out, y), device)
-            else:
-                F.mse_loss(module(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+                     because='A step waits for its first load and its last update, however fast the rest is.')
 
 
 def slices_against_broadcast(show: Show) -> None:
     """On two ranks, each with a disk of its own."""
-    times, alike = zip(*launch(_read_in_both_ways, 2, time_limit=120))
+    times, alike = zip(*launch(read_in_both_ways, 2, time_limit=120))
     took = {reading: max(each[reading] for each in times) for reading in times[0]}
     ratio = took['broadcast'] / took['slices']
-    show.say(f'Two ranks, each with a (simulated) disk of its own, train a model of 8 layers. If each reads its half of '
+    show.say(f'\nTwo ranks, each with a (simulated) disk of its own, train a model of 8 layers. If each reads its half of '
              f'every layer and they gather, the disks are waited for {1e3 * took["slices"]:.0f} ms a step; if one reads '
              f'all and broadcasts, {1e3 * took["broadcast"]:.0f} ms. The weights are '
              f'{"the same" if all(alike) else "NOT the same"}.')
-    show.claims.test('C41', all(alike) and ratio > 1.5,
+    show.claims.test('C41', beats_broadcast(all(alike), ratio),
                      f'on 2 ranks slices are loaded {ratio:.1f} times as fast as a broadcast from one',
-                     because='at most as many times as there are ranks; gathering takes time, too')
-
-
-def _read_in_both_ways() -> tuple[dict[str, float], bool]:
-    """In every rank: seconds of a step that the rank waits for loads, and whether results are the same."""
-    models = {reading: Offloaded(chain(8, WIDTH), optimizer=lambda p: torch.optim.SGD(p, lr=0.1), depth=1,
-                                 loss_fn=F.mse_loss, device=Device('cpu'), store=HostStore(bandwidth=5e6),
-                                 reading=reading) for reading in ('broadcast', 'slices')}
-    waited: dict[str, list[float]] = {reading: [] for reading in models}
-    for _ in range(3):
-        for reading, model in models.items():
-            model.step(torch.ones(4, WIDTH), torch.zeros(4, WIDTH))
-            waited[reading].append(model.times.waiting)
-    one, other = (model.state_dict() for model in models.values())
-    return ({reading: min(found) for reading, found in waited.items()},   # the least disturbed step
-            all(torch.equal(value, other[name]) for name, value in one.items()))
+                     because='At most as many times as there are ranks, and gathering takes time, too. Disks are simulated.')
 
 
 def tiles(show: Show) -> dict[str, float]:
@@ -190,31 +167,21 @@ def tiles(show: Show) -> dict[str, float]:
                    'tiles', 'peak on a large device', 'on the small one')
     peaks, fitting, alike = {}, [], True
     for count in (1, 2, 4, 8, 16):
-        peaks[count], _ = _tiled_step(linear, count, x, y, Device('cpu'))
+        peaks[count], _ = tiled_step(linear, count, x, y, Device('cpu'))
         try:
-            _, weight = _tiled_step(linear, count, x, y, Device('cpu', memory_limit=limit))
+            _, weight = tiled_step(linear, count, x, y, Device('cpu', memory_limit=limit))
             fitting.append(count)
             alike &= torch.allclose(weight, plain.weight, atol=1e-6)
         except torch.OutOfMemoryError:
             pass
         table.add_row(str(count), f'{peaks[count] / 1e6:.2f} MB', 'trains' if count in fitting else 'out of memory')
     show.table(table)
-    show.claims.test('C43', 1 not in fitting and bool(fitting) and alike,
+    show.claims.test('C43', trains_in_tiles(fitting, alike),
                      f'as a whole the layer is out of memory on a device of {limit / 1e6:.1f} MB; in {fitting[0]} '
                      f'tiles or more it trains, as on a large one; 16 tiles need {peaks[1] / peaks[16]:.0f} times '
                      f'less' if fitting else 'it never fitted',
                      because='Inputs and outputs of the layer are not tiled: they stay whole.')
     return {f'{count} tile{"s" * (count > 1)}': peak / 1e6 for count, peak in peaks.items()}
-
-
-def _tiled_step(linear: nn.Linear, count: int, x: torch.Tensor, y: torch.Tensor,
-                device: Device) -> tuple[int, torch.Tensor]:
-    """The peak of a step, and the weight after it."""
-    device.meter()
-    model = Offloaded(nn.Sequential(TiledLinear.of(linear, count)), loss_fn=F.mse_loss, device=device, depth=0,
-                      optimizer=lambda p: torch.optim.SGD(p, lr=1.0))
-    model.step(x, y)
-    return device.ledger.peak, torch.cat([value for name, value in model.state_dict().items() if 'weights' in name])
 
 
 def bandwidths(show: Show) -> None:
