@@ -20,9 +20,9 @@ from fewgpu.planner.growth import communication_share
 from fewgpu.planner.known import known
 from fewgpu.planner.model import Model
 from fewgpu.planner.own import own
-from fewgpu.planner.search import rank
+from fewgpu.planner.search import fastest_first
 from fewgpu.planner.way_memory import Precision
-from fewgpu.planner.ways import Prediction, Setting, Task
+from fewgpu.planner.ways import Prediction, Knobs, Task
 from fewgpu.plot.looks import Look, add_patch, label_rows, row_end, say, title_of
 from fewgpu.workshop.demos import Show
 
@@ -38,7 +38,7 @@ class Way(NamedTuple):
 
     name: str
     devices: int
-    setting: Setting
+    setting: Knobs
     link: float = 0.0   #: what a message takes, as a share of what a stage computes for a micro-batch
 
     @property
@@ -47,13 +47,13 @@ class Way(NamedTuple):
 
 
 WAYS = (
-    Way('plain', 1, Setting(rows=ROWS)),
-    Way('model parallel, 2', 2, Setting(stages=2, rows=ROWS * CHUNKS, schedule='one at a time')),
-    Way('GPipe, 2', 2, Setting(stages=2, rows=ROWS, schedule='gpipe')),
-    Way('GPipe, 4, recompute', 4, Setting(stages=4, rows=ROWS, schedule='gpipe', recompute='stages')),
-    Way('1F1B, 4', 4, Setting(stages=4, rows=ROWS)),
-    Way('1F1B, 4, slow link', 4, Setting(stages=4, rows=ROWS), link=0.3))
-DATA = Way('data parallel, 2', 2, Setting(replicas=2, rows=ROWS * CHUNKS // 2))
+    Way('plain', 1, Knobs(rows=ROWS)),
+    Way('model parallel, 2', 2, Knobs(stages=2, rows=ROWS * CHUNKS, schedule='one at a time')),
+    Way('GPipe, 2', 2, Knobs(stages=2, rows=ROWS, schedule='gpipe')),
+    Way('GPipe, 4, recompute', 4, Knobs(stages=4, rows=ROWS, schedule='gpipe', recompute='stages')),
+    Way('1F1B, 4', 4, Knobs(stages=4, rows=ROWS)),
+    Way('1F1B, 4, slow link', 4, Knobs(stages=4, rows=ROWS), link=0.3))
+DATA = Way('data parallel, 2', 2, Knobs(replicas=2, rows=ROWS * CHUNKS // 2))
 
 
 class Result(NamedTuple):
@@ -245,7 +245,7 @@ def _claims(show: Show, results: dict[str, Result], off: float, quiet: bool) -> 
 
 
 def _ranked(task: Task) -> dict[str, Prediction]:
-    return {one.name: one for one in rank(task, stale=False)}
+    return {one.name: one for one in fastest_first(task, stale=False)}
 
 
 def _speed(one: Prediction) -> float:
