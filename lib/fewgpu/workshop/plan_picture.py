@@ -107,5 +107,5 @@ def _title(one: Prediction) -> str:
     chunks, shown = one.setting.chunks(one.task.batch), drawn(one)
     part = '' if shown == chunks else f', {shown} of {chunks} micro-batches'
     if one.setting.schedule == '2bw':   # one update is drawn, from an empty pipeline to an empty one
-        part += ', filled and drained once (the bars: in the middle of many)'
+        part += ', drained (the bars: never)'
     return f'{"A step" if one.setting.devices == one.setting.stages else "One pipeline"} of {one.name}{part}'
