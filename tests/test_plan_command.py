@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from fewgpu.planner.cluster import amount, preset
 from fewgpu.planner.known import KNOWN, known
-from fewgpu.planner.search import rank
+from fewgpu.planner.search import fastest_first
 from fewgpu.planner.ways import Task
 from fewgpu.schedule import SCHEDULES
 from fewgpu.workshop import __main__
-from fewgpu.workshop.plan import described, show, to_run
+from fewgpu.workshop.plan import assumed, described, show, to_run
 from fewgpu.workshop.plan_picture import KINDS, drawn, picture, timeline
 from tests.pictures import faults
 
@@ -39,7 +39,7 @@ tasks = st.builds(lambda name, place, devices: Task(model := known(name), preset
 @given(tasks)
 def test_every_way_is_in_the_table_with_its_speed_memory_and_reason(task):
     console = Console(record=True, width=400, file=open('/dev/null', 'w'))
-    ranked = rank(task)
+    ranked = fastest_first(task)
     show(console, task, ranked)
     lines = console.export_text().splitlines()
     for one in ranked:
@@ -51,7 +51,7 @@ def test_every_way_is_in_the_table_with_its_speed_memory_and_reason(task):
 @settings(max_examples=8, deadline=None)
 @given(tasks)
 def test_the_picture_can_be_read(task):
-    ranked = rank(task)
+    ranked = fastest_first(task)
     if ranked[0].fits:
         assert faults(picture(ranked)) == []
 
@@ -61,7 +61,7 @@ def test_the_picture_can_be_read(task):
 def test_bars_show_every_part_of_a_step_once(task):
     shown = [part for names in KINDS.values() for part in names]
     assert len(shown) == len(set(shown))
-    for one in rank(task):
+    for one in fastest_first(task):
         assert set(one.parts) <= set(shown)
 
 
@@ -69,7 +69,7 @@ def test_bars_show_every_part_of_a_step_once(task):
 @given(tasks)
 def test_a_drawn_step_takes_as_long_as_predicted(task):
     """Or a little less long: stages and messages that differ overlap better than the closed form says."""
-    for one in rank(task):
+    for one in fastest_first(task):
         if one.fits and one.setting.schedule == '1f1b' and drawn(one) == one.setting.chunks(task.batch):
             schedule = timeline(one)
             if schedule:
@@ -81,7 +81,7 @@ def test_a_drawn_step_takes_as_long_as_predicted(task):
 @settings(max_examples=8, deadline=None)
 @given(tasks)
 def test_the_kit_is_asked_to_draw_what_it_can(task):
-    for one in rank(task):
+    for one in fastest_first(task):
         said = to_run(one)
         if './workshop.py draw' in said:
             words = said.split()
@@ -95,7 +95,7 @@ def test_json_holds_every_way(tmp_path):
     assert result.exit_code == 0, result.output
     task = Task(known('resnet50'), preset('v100-16', devices=4), 2048)
     assert [(one['way'], one['samples_per_second']) for one in json.loads(result.stdout)] == [
-        (one.name, one.samples_per_second) for one in rank(task)]
+        (one.name, one.samples_per_second) for one in fastest_first(task)]
     assert not list(tmp_path.iterdir())
 
 
@@ -108,7 +108,7 @@ def test_flags_change_the_cluster():
     cluster = preset('v100-16', devices=16, memory=80e9, between=12.5e9, inside=600e9, per_server=4, latency=2e-6,
                      flops=300e12, efficiency=0.5, host_bandwidth=25e9, host_memory=1e12, disk_bandwidth=3e9)
     assert [one['step_seconds'] for one in json.loads(result.stdout)] == [
-        one.step for one in rank(Task(known('gpt-2.2B'), cluster, 100))]
+        one.step for one in fastest_first(Task(known('gpt-2.2B'), cluster, 100))]
 
 
 def test_stale_ways_can_be_left_out():
@@ -142,7 +142,7 @@ def test_a_wrong_flag_gets_a_sentence(flags, said):
 
 def test_help_and_named_models_import_no_torch():
     code = ("import sys; from fewgpu.workshop.__main__ import build; import fewgpu.workshop.plan as plan;"
-            "plan.rank(plan.make('gpt-2.2B', 'v100-16', None, 'mixed', {'devices': 8})); print('torch' in sys.modules)")
+            "plan.fastest_first(plan.make('gpt-2.2B', 'v100-16', None, 'mixed', {'devices': 8})); print('torch' in sys.modules)")
     said = subprocess.run([sys.executable, '-c', code], env={**os.environ, 'PYTHONPATH': str(ROOT / 'lib')},
                           capture_output=True, text=True, check=True).stdout
     assert said.strip() == 'False'
@@ -161,3 +161,40 @@ def test_a_model_of_ones_own_is_planned(tmp_path):
 def test_a_cluster_has_finite_figures(flag, value):
     result = run('--model', 'resnet50', flag, value)
     assert result.exit_code == 2 and 'finite' in result.output
+
+
+@pytest.mark.parametrize('flags, said', [
+    (('--gpus', 8, '--bandwidth', '1GB/s'), '--bandwidth'), (('--gpus', 1, '--latency', 9), '--latency'),
+    (('--gpus', 1, '--per-server', 2), '--per-server'), (('--gpus', 2, '--per-server', 1, '--inside', '1GB/s'), '--inside'),
+    (('--gpus', 16, '--bandwidth', '1GB/s', '--latency', 9), None)])
+def test_a_flag_that_changes_nothing_is_named(flags, said):
+    result = run('--model', 'resnet50', '--json', *flags)
+    named = [line.split()[0] for line in result.stderr.splitlines() if 'changes nothing' in line]
+    assert result.exit_code == 0 and json.loads(result.stdout) and (said in named if said else not named)
+    if said:   # and it is so
+        at = flags.index(said)
+        assert run('--model', 'resnet50', '--json', *flags[:at], *flags[at + 2:]).stdout == result.stdout
+
+
+def test_the_header_names_the_cluster_and_whether_it_was_changed():
+    place = preset('a100-80', devices=4)
+    task = Task(known('resnet50'), place, 64)
+    assert 'Cluster a100-80: 4 devices' in assumed(task, 'a100-80')[1]
+    changed = Task(task.model, preset('a100-80', devices=4, memory=1e10), 64)
+    assert 'Cluster a100-80, changed: 4 devices' in assumed(changed, 'a100-80')[1]
+
+
+def test_a_layer_that_calls_exit_gets_a_sentence(tmp_path):
+    path = tmp_path / 'nets.py'
+    path.write_text('import torch\nfrom torch import nn\nclass Out(nn.Module):\n    def forward(self, x):\n'
+                    '        raise SystemExit(3)\ndef mine():\n    return nn.Sequential(Out()), torch.randn(4, 2)\n')
+    result = run('--model', f'{path}:mine')
+    assert result.exit_code == 2 and 'does not run' in result.output
+
+
+def test_frozen_parameters_are_said(tmp_path):
+    path = tmp_path / 'nets.py'
+    path.write_text('import torch\nfrom torch import nn\ndef mine():\n    layers = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))\n'
+                    '    layers[0].requires_grad_(False)\n    return layers, torch.randn(4, 4)\n')
+    result = run('--model', f'{path}:mine', '--out', tmp_path)
+    assert result.exit_code == 0 and '25 parameters frozen' in ' '.join(result.output.split())

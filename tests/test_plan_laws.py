@@ -1,6 +1,7 @@
 """What the planner predicts: closed forms of the papers, the event simulator, and laws that any prediction keeps."""
 
 from dataclasses import replace
+from itertools import product
 from math import log2
 
 import pytest
@@ -11,13 +12,14 @@ from fewgpu.planner import search, way_pipeline, way_zero
 from fewgpu.planner.cluster import Cluster, amount, parse_rate, parse_size, preset
 from fewgpu.planner.growth import communication_share
 from fewgpu.planner.known import known, transformer
-from fewgpu.planner.model import Layer, Model
-from fewgpu.planner.search import WAYS, best, rank
+from fewgpu.planner.model import Sizes, Model
+from fewgpu.planner.search import WAYS, best, fastest_first
 from fewgpu.planner.way_memory import PRECISIONS, activations, states
-from fewgpu.planner.ways import Setting, Task
+from fewgpu.planner.ways import Knobs, Task
 from fewgpu.schedule import gpipe, one_f_one_b, with_recompute
 from fewgpu.schedule.two_bw import two_bw
 from fewgpu.simulate import Costs, simulate
+from fewgpu.zero import bytes_per_rank
 
 MIXED = PRECISIONS['mixed']
 MODELS = {name: known(name) for name in ('resnet50', 'vgg16', 'bert-large', 'gpt-2.2B')}
@@ -27,7 +29,7 @@ BARE = Cluster(flops=1.0, efficiency=1.0, overhead=0.0, latency=0.0, per_server=
 
 def equal_layers(count, work=1.0, backward=2.0, **sizes):
     sizes = {'parameters': 10.0, 'stash': 5.0, 'output': 3.0} | sizes
-    return Model('equal', tuple(Layer(str(k), flops=work, backward=backward, **sizes) for k in range(count)), 3.0)
+    return Model('equal', tuple(Sizes(str(k), flops=work, backward=backward, **sizes) for k in range(count)), 3.0)
 
 
 tasks = st.builds(
@@ -70,7 +72,7 @@ def test_pipelines_keep_what_2bw_s_paper_says(depth, each, rows, times, schedule
     versions = 2 * model.parameters if schedule == '2bw' and depth > 1 else 0.0
     kept = m if schedule == 'gpipe' else depth
     for recompute, wanted in (('stages', A / depth + kept * A_input), ('never', kept * A / depth)):
-        one = way_pipeline.predict('', task, Setting(stages=depth, rows=rows, recompute=recompute, schedule=schedule))
+        one = way_pipeline.predict('', task, Knobs(stages=depth, rows=rows, recompute=recompute, schedule=schedule))
         assert one.memory_bytes == pytest.approx((W + versions) / depth + wanted)
 
 
@@ -81,7 +83,7 @@ def test_activations_are_those_that_live_in_the_simulator(stages, chunks, recomp
     plan = schedule(stages, chunks)
     plan = plan if recompute == 'never' else with_recompute(plan, 'always')
     timeline = simulate(plan, Costs(stash=5, input=3))
-    setting = Setting(stages=stages, schedule='gpipe' if schedule is gpipe else '1f1b')
+    setting = Knobs(stages=stages, schedule='gpipe' if schedule is gpipe else '1f1b')
     for index, stage in enumerate(model.stages(stages)):
         predicted = activations(stage, 1, way_pipeline.in_flight(setting, chunks, index), recompute)
         # where a stash comes back, its input is counted beside it
@@ -98,7 +100,7 @@ costs = st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(0, 3).map(la
 def in_time(stages, chunks, seconds, recompute, schedule, batch=None):
     """A step of equal stages, whose messages take so many seconds."""
     cluster = replace(BARE, latency=seconds, between=1e30, devices=stages)
-    setting = Setting(stages=stages, recompute=recompute, schedule=schedule)
+    setting = Knobs(stages=stages, recompute=recompute, schedule=schedule)
     return way_pipeline.predict('', Task(equal_layers(stages), cluster, chunks), setting).step
 
 
@@ -119,7 +121,7 @@ def test_1f1b_takes_as_long_as_in_the_simulator(cost, chunks):
 def test_1f1b_takes_as_long_as_in_the_simulator_where_messages_queue(stages, chunks, seconds):
     """Messages of up to f + b seconds, which leave one after the other."""
     cluster = replace(BARE, between=6.0 / seconds if seconds else 1e30, devices=stages)   # 3 numbers of 2 bytes
-    mine = way_pipeline.predict('', Task(equal_layers(stages), cluster, chunks), Setting(stages=stages)).step
+    mine = way_pipeline.predict('', Task(equal_layers(stages), cluster, chunks), Knobs(stages=stages)).step
     exact = simulate(one_f_one_b(stages, chunks), Costs(bandwidth=1.0, message=seconds)).makespan
     assert mine == pytest.approx(exact)
 
@@ -129,10 +131,10 @@ def test_1f1b_is_not_predicted_faster_than_in_the_simulator(stages, chunks, data
     """Whatever stages and messages cost (up to what a stage computes)."""
     numbers = st.lists(st.integers(4, 12), min_size=stages, max_size=stages)
     work, sizes = data.draw(numbers), data.draw(numbers)
-    model = Model('uneven', tuple(Layer(str(k), 0.0, flops, 0.0, size)
+    model = Model('uneven', tuple(Sizes(str(k), 0.0, flops, 0.0, size)
                                   for k, (flops, size) in enumerate(zip(work, sizes))), 1.0)
     cluster = replace(BARE, between=2.0, devices=stages)   # a number, of 2 bytes, takes a second
-    mine = way_pipeline.predict('', Task(model, cluster, chunks), Setting(stages=stages)).step
+    mine = way_pipeline.predict('', Task(model, cluster, chunks), Knobs(stages=stages)).step
     exact = simulate(one_f_one_b(stages, chunks), Costs(F=work, B=[2 * one for one in work], bandwidth=1.0,
                                                         message=sizes[:-1])).makespan
     assert exact <= mine * (1 + 1e-9)
@@ -145,7 +147,7 @@ def test_1f1b_idles_as_published_with_messages(m, F, B, W, seconds, published):
     """Bubble rates of 1F1B, 8 stages, 1.5 billion parameters (zero bubble, arXiv 2401.10241, tables 5 and 9)."""
     model = equal_layers(8, work=F, backward=B + W)
     cluster = replace(BARE, latency=seconds, between=1e30, devices=8)
-    one = way_pipeline.predict('', Task(model, cluster, m), Setting(stages=8))
+    one = way_pipeline.predict('', Task(model, cluster, m), Knobs(stages=8))
     assert 1 - one.parts['compute'] / one.step == pytest.approx(published, abs=6e-5)
 
 
@@ -170,8 +172,8 @@ def test_2bw_takes_as_long_as_each_further_step_in_the_simulator(cost, steps):
 @given(st.integers(1, 6), st.integers(1, 9))
 def test_naive_model_parallelism_is_as_slow_as_one_device(stages, rows):
     task = Task(equal_layers(stages), replace(BARE, devices=stages, between=1e30), 9)
-    one = way_pipeline.predict('', task, Setting(rows=rows))
-    spread = way_pipeline.predict('', task, Setting(stages=stages, rows=rows, schedule='one at a time'))
+    one = way_pipeline.predict('', task, Knobs(rows=rows))
+    spread = way_pipeline.predict('', task, Knobs(stages=stages, rows=rows, schedule='one at a time'))
     assert spread.step == pytest.approx(one.step)
     assert spread.busy == pytest.approx(one.busy)
 
@@ -202,7 +204,7 @@ def test_tensor_ranks_exchange_8bsh_a_layer(t, b, layers, recompute):
     h, s, bandwidth = 64, 32, 1e9
     model = transformer('gpt', layers, h, 8, s, 100, batch=1)
     cluster = Cluster(per_server=8, inside=bandwidth, latency=0.0)
-    one = way_pipeline.predict('', Task(model, cluster, b), Setting(
+    one = way_pipeline.predict('', Task(model, cluster, b), Knobs(
         tensor=t, rows=b, recompute='layers' if recompute else 'never'))
     wanted = layers * 8 * b * s * h * (t - 1) / t * 2 / bandwidth
     assert one.parts['tensor link'] == pytest.approx(wanted * (1.5 if recompute else 1.0))
@@ -213,17 +215,17 @@ def test_zero_sends_2_or_3_times_the_parameters(ranks, stage, chunks):
     """Where nothing hides it: 2 P, (m+1) P and 3 m P numbers; data parallelism: 2 P."""
     model = equal_layers(3, work=0.0, backward=0.0, parameters=1000.0)
     task = Task(model, replace(BARE, devices=ranks, between=1e9), ranks * chunks)
-    one = way_zero.predict('', task, Setting(replicas=ranks, zero=stage))
+    one = way_zero.predict('', task, Knobs(replicas=ranks, zero=stage))
     per_p = (ranks - 1) / ranks * 2 * model.parameters / 1e9
     assert one.parts['data link'] == pytest.approx({1: 2, 2: chunks + 1, 3: 3 * chunks}[stage] * per_p)
-    plain = way_pipeline.predict('', task, Setting(replicas=ranks))
+    plain = way_pipeline.predict('', task, Knobs(replicas=ranks))
     assert plain.parts['data link'] == pytest.approx(2 * per_p)
 
 
 @given(tasks, st.integers(0, 2).map(lambda k: 2**k), st.sampled_from(('never', 'layers')))
 def test_offload_is_as_slow_as_its_slowest_link(task, rows, recompute):
     replicas = min(task.cluster.devices, task.batch)
-    setting = Setting(replicas=replicas, rows=rows, recompute=recompute, zero=3, offload=True)
+    setting = Knobs(replicas=replicas, rows=rows, recompute=recompute, zero=3, offload=True)
     one, P = way_zero.predict('', task, setting), task.model.parameters
     kept = way_zero.predict('', task, replace(setting, offload=False))
     chunks, w, g = setting.chunks(task.batch), task.precision.weight, task.precision.gradient
@@ -233,21 +235,13 @@ def test_offload_is_as_slow_as_its_slowest_link(task, rows, recompute):
     assert one.step - one.parts['update by hosts'] == pytest.approx(max(computes, host, network))
 
 
-def test_efficiency_is_what_zero_infinity_s_text_says():
-    """70 TFLOP/s, sequences of 1024 (arXiv 2104.07857, section 4.2)."""
-    assert way_zero.efficiency(1024 * 1, 70e9, 70e12) > 0.5                 # parameters, at 70 GB/s
-    assert way_zero.efficiency(1024 * 2 / 4, 1.5e12, 70e12) > 0.9           # optimizer states, at 1.5 TB/s
-    assert way_zero.efficiency(24 * 2048, 2e9, 70e12) > 0.5                 # activations, hidden 2K, at 2 GB/s
-    assert way_zero.efficiency(24 * 8192, 3e9, 70e12) > 0.8
-
-
 # All ways
 
 
 @settings(max_examples=25, deadline=None)
 @given(tasks)
 def test_the_winner_fits_if_any_way_does_and_is_the_fastest(task):
-    ranked = rank(task)
+    ranked = fastest_first(task)
     fitting = [one for one in ranked if one.fits]
     assert ranked[:len(fitting)] == fitting
     assert all(one.samples_per_second <= fitting[0].samples_per_second * (1 + 1e-8) for one in fitting)
@@ -272,7 +266,7 @@ def test_doubling_a_bandwidth_never_slows_a_way_down(task, what):
 @given(tasks)
 def test_twice_as_many_devices_are_never_slower(task):
     more = replace(task, cluster=replace(task.cluster, devices=2 * task.cluster.devices))
-    before, after = rank(task)[0], rank(more)[0]
+    before, after = fastest_first(task)[0], fastest_first(more)[0]
     if before.fits:
         assert after.fits and after.step <= before.step * (1 + 1e-9)
 
@@ -282,7 +276,7 @@ def test_twice_as_many_devices_are_never_slower(task):
 def test_on_one_device_all_ways_are_plain_training(task, rows, recompute):
     """Offload, which updates on the host, and GPipe's memory (it holds all micro-batches) aside."""
     task = replace(task, cluster=replace(task.cluster, devices=1))
-    plain = way_pipeline.predict('', task, Setting(rows=rows, recompute=recompute))
+    plain = way_pipeline.predict('', task, Knobs(rows=rows, recompute=recompute))
     for way, (_, predict) in WAYS.items():
         found = best(way, task).setting
         setting = replace(found, rows=rows, recompute=recompute)
@@ -301,16 +295,60 @@ def test_the_search_grows_with_the_logarithm_of_the_devices_at_most(devices):
 
 def test_gpt_3_takes_about_as_many_days_as_megatron_estimates():
     """34 days for 300 billion tokens on 1024 A100s (arXiv 2104.04473, section 5.1), where all layers are recomputed."""
-    ranked = rank(Task(known('gpt-175B'), preset('a100-80', devices=1024), 1536), stale=False)
+    ranked = fastest_first(Task(known('gpt-175B'), preset('a100-80', devices=1024), 1536), stale=False)
     days = 300e9 / 2048 / ranked[0].samples_per_second / 86400
     assert ranked[0].name == 'tensor x 1F1B x data' and 34 * 0.75 < days < 34 * 1.25
 
 
 def test_what_does_not_fit_says_by_how_much():
     task = Task(known('gpt-2.2B'), preset('v100-16', devices=8), 512)
-    one = next(one for one in rank(task) if one.name == 'data parallel')
+    one = next(one for one in fastest_first(task) if one.name == 'data parallel')
     assert not one.fits
     assert amount(one.memory_bytes - 16e9) in one.why and 'optimizer states' in one.why
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 8), st.sampled_from((1, 2, 4, 8)), st.integers(1, 24), st.sampled_from((1, 5, 6, 12)),
+       st.sampled_from((3e9, 1e10, 1e11)), st.sampled_from((1e8, 1e10)))
+def test_on_few_devices_no_grid_is_faster_than_the_winner(devices, per_server, batch, heads, memory, between):
+    """Brute force: all stages, replicas, tensor ranks that divide heads and servers; micro-batches of 2^k and all."""
+    model = transformer('gpt', 5, 60 * 16, heads, 128, 5000, batch=batch)
+    task = Task(model, Cluster(devices=devices, per_server=per_server, memory=memory, between=between), batch)
+    here, step = min(devices, per_server), float('inf')
+    for tensor, stages, replicas in product(range(1, here + 1), range(1, len(model.layers) + 1), range(1, batch + 1)):
+        if tensor * stages * replicas <= devices and not heads % tensor and not here % tensor:
+            most = -(-batch // replicas)
+            for rows, again in product({*(2**k for k in range(6) if 2**k < most), most}, ('never', 'layers', 'stages')):
+                if stages > 1 or again != 'stages':
+                    one = way_pipeline.predict('', task, Knobs(replicas, stages, tensor, rows, again))
+                    step = min(step, one.step) if one.fits else step
+    first = next((one for one in fastest_first(task, stale=False)), None)
+    assert step == float('inf') or (first.fits and first.step <= step * (1 + 1e-9))
+
+
+@given(st.integers(1, 3), st.sampled_from(sorted(MODELS)))
+def test_no_way_is_another_one_under_a_second_name(devices, name):
+    task = Task(MODELS[name], Cluster(devices=devices, memory=1e12), 64)
+    ways = search.ways_for(task)
+    assert not any(' x ' in way for way in ways)   # two replicas of two stages take four devices
+    assert devices > 1 or ways == ['plain, one device', 'offload']
+
+
+@settings(max_examples=25, deadline=None)
+@given(tasks)
+def test_what_recompute_is_for_is_said_exactly_where_it_saves_the_fit(task):
+    for one in fastest_first(task):
+        _, predict = WAYS[one.name]
+        fits = predict(one.name, task, replace(one.setting, recompute='never')).fits
+        assert ('without recompute' in one.why) == (one.fits and not fits)
+
+
+@given(st.floats(1, 1e12), st.integers(1, 512), st.integers(0, 3), st.sampled_from(sorted(PRECISIONS)))
+def test_states_are_those_that_the_kit_s_zero_counts(parameters, ranks, stage, name):
+    precision = PRECISIONS[name]
+    assert sum(states(parameters, precision, shards=ranks, zero=stage).values()) == pytest.approx(bytes_per_rank(
+        parameters, ranks, stage, K=precision.optimizer, parameter_bytes=precision.weight,
+        gradient_bytes=precision.gradient))
 
 
 # The growth of communication

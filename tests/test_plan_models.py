@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fewgpu import balance
 from fewgpu.models import gpt, resnet
 from fewgpu.planner.known import KNOWN, bert_large, known, transformer
-from fewgpu.planner.model import Layer, Model, cut
+from fewgpu.planner.model import Sizes, Model, cut
 from fewgpu.planner.own import load, measured, own
 
 
@@ -182,7 +182,7 @@ def test_the_slowest_stage_is_as_fast_as_the_exact_cut_makes_it(costs, data):
 def test_stages_share_out_what_the_model_has(count, data):
     numbers = st.integers(0, 1000)
     model = Model('random', tuple(
-        Layer(str(k), data.draw(numbers), data.draw(numbers), data.draw(numbers), data.draw(numbers))
+        Sizes(str(k), data.draw(numbers), data.draw(numbers), data.draw(numbers), data.draw(numbers))
         for k in range(count)), 7.0)
     stages = model.stages(data.draw(st.integers(1, count)))
     assert sum(stage.parameters for stage in stages) == model.parameters

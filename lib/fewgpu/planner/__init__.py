@@ -6,7 +6,7 @@
     plan.config, plan.slowest_seconds       # '15-1', 0.044159
 
 `partition` is PipeDream's: layers into stages, and replicas of each. `settings` is PipeDream-2BW's: width,
-depth, micro-batch and recompute. `planner.profiled` measures the chain of a model. `planner.search.rank`
+depth, micro-batch and recompute. `planner.profiled` measures the chain of a model. `planner.search.fastest_first`
 sets all ways to train beside each other, for `./workshop.py plan`. None of these but `profiled` and `own`
 imports torch.
 """

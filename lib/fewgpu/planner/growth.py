@@ -15,7 +15,7 @@ from dataclasses import replace
 from fewgpu.planner.cluster import Cluster
 from fewgpu.planner.model import Model
 from fewgpu.planner.way_memory import PRECISIONS, Precision
-from fewgpu.planner.ways import Setting, Task, times
+from fewgpu.planner.ways import Knobs, Task, times
 
 
 def communication_share(model: Model, cluster: Cluster, machines: Iterable[int], *, rows: int = 32,
@@ -37,7 +37,7 @@ def communication_share(model: Model, cluster: Cluster, machines: Iterable[int],
     for count in machines:
         devices = count * cluster.per_server
         task = Task(model, replace(cluster, devices=devices), rows * devices, precision)
-        one = times(task, Setting(replicas=devices, rows=rows), stage)
+        one = times(task, Knobs(replicas=devices, rows=rows), stage)
         waits = task.cluster.all_reduce(precision.gradient * model.parameters, devices)
         waits = max(0.0, waits - one.backward) if overlap else waits
         shares.append(waits / (one.forward + one.backward + waits))

@@ -10,31 +10,31 @@ many, which counts masks too large).
 from collections.abc import Callable
 from dataclasses import replace
 
-from fewgpu.planner.model import Layer, Model
+from fewgpu.planner.model import Sizes, Model
 
 
 def convolution(name: str, into: int, out: int, kernel: int, size: int, *, norm: bool = False,
-                pool: int = 1) -> Layer:
+                pool: int = 1) -> Sizes:
     """A convolution, its batch norm or else a bias, and a ReLU; size x size is what the convolution puts out.
 
     `pool` divides both sides afterwards.
     """
     numbers = out * size**2
     after = out * (size // pool)**2
-    return Layer(name, parameters=into * out * kernel**2 + (2 * out if norm else out),
+    return Sizes(name, parameters=into * out * kernel**2 + (2 * out if norm else out),
                  flops=2.0 * into * kernel**2 * numbers,
                  stash=(2.0 if norm else 1.0) * numbers + (after if pool > 1 else 0.0), output=after)
 
 
-def linear(name: str, into: int, out: int, *, last: bool = False) -> Layer:
+def linear(name: str, into: int, out: int, *, last: bool = False) -> Sizes:
     """A linear layer; unless it is the last, with ReLU and dropout."""
-    return Layer(name, parameters=(into + 1) * out, flops=2.0 * into * out, stash=0.0 if last else 2.0 * out,
+    return Sizes(name, parameters=(into + 1) * out, flops=2.0 * into * out, stash=0.0 if last else 2.0 * out,
                  output=out)
 
 
-def joined(name: str, parts: list[Layer], output: float | None = None) -> Layer:
+def joined(name: str, parts: list[Sizes], output: float | None = None) -> Sizes:
     """Several layers as one."""
-    return Layer(name, parameters=sum(part.parameters for part in parts), flops=sum(part.flops for part in parts),
+    return Sizes(name, parameters=sum(part.parameters for part in parts), flops=sum(part.flops for part in parts),
                  stash=sum(part.stash for part in parts), output=parts[-1].output if output is None else output)
 
 
@@ -87,7 +87,7 @@ def unet() -> Model:
 
     A skip of each of the four levels passes all layers between its ends, and so crosses every cut there.
     """
-    def pair(into: int, out: int, size: int) -> list[Layer]:
+    def pair(into: int, out: int, size: int) -> list[Sizes]:
         return [convolution('', into, out, 3, size), convolution('', out, out, 3, size)]
 
     widths, sizes = (64, 128, 256, 512, 1024), (512, 256, 128, 64, 32)
@@ -102,7 +102,7 @@ def unet() -> Model:
     for level in reversed(range(4)):
         width, size = widths[level], sizes[level]
         # 2 x 2 outputs of each place, each a product with all inputs; both halves of the pair's input are kept
-        up = Layer('', parameters=2 * width * width * 4 + width, flops=2.0 * 2 * width * width * size**2,
+        up = Sizes('', parameters=2 * width * width * 4 + width, flops=2.0 * 2 * width * width * size**2,
                    stash=2.0 * width * size**2, output=width * size**2)
         layers.append(replace(joined(f'up {level + 1}', [up, *pair(2 * width, width, size)]),
                               carried=sum(skips[:level])))
@@ -118,11 +118,11 @@ def transformer(name: str, layers: int, width: int, heads: int, length: int, wor
     FLOPs of a forward: s (24 h^2 + 4 s h) a layer, and 2 s h V for the logits, which are not recomputed.
     """
     h, s = width, length
-    block = Layer('', parameters=12 * h**2 + 13 * h, flops=s * (24.0 * h**2 + 4.0 * s * h),
+    block = Sizes('', parameters=12 * h**2 + 13 * h, flops=s * (24.0 * h**2 + 4.0 * s * h),
                   stash=s * (17.0 * h + 2.5 * heads * s), whole=5.0 * s * h, output=s * h, reduced=2.0 * s * h)
-    first = Layer('embedding', parameters=(words + s) * h, flops=0.0, stash=0.5 * s * h, whole=0.5 * s * h,
+    first = Sizes('embedding', parameters=(words + s) * h, flops=0.0, stash=0.5 * s * h, whole=0.5 * s * h,
                   output=s * h, recompute=False)
-    logits = Layer('logits', parameters=0, flops=2.0 * s * h * words, stash=2.0 * s * h + 2.0 * s * words,
+    logits = Sizes('logits', parameters=0, flops=2.0 * s * h * words, stash=2.0 * s * h + 2.0 * s * words,
                    whole=2.0 * s * h, output=s * words, recompute=False, tied=words * h)   # logits are float32
     blocks = (replace(block, name=f'layer {k}') for k in range(1, layers + 1))
     return Model(name, (first, *blocks, logits), s, batch=batch, heads=heads,

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One layer of the sequence: where a model can be cut is behind it.
+class Sizes:
+    """The sizes of one layer of the sequence: where a model can be cut is behind it.
 
     parameters: numbers.
     flops: of a forward of one sample; a multiplication and an addition are two. `backward` is that of
@@ -76,7 +76,7 @@ class Model:
     """
 
     name: str
-    layers: tuple[Layer, ...] = field(repr=False)
+    layers: tuple[Sizes, ...] = field(repr=False)
     sample: float
     batch: int = 256
     heads: int = 1

@@ -21,7 +21,7 @@ from fewgpu.balance.profile import weigh
 from fewgpu.balance.sandbox import enter, leave, sandbox, tensors, try_layers
 from fewgpu.microbatch import rows_of
 from fewgpu.partition import verify_module
-from fewgpu.planner.model import Layer, Model
+from fewgpu.planner.model import Sizes, Model
 
 
 def own(module: nn.Sequential, sample: Any, *, name: str = 'yours', batch: int = 256) -> Model:
@@ -29,24 +29,23 @@ def own(module: nn.Sequential, sample: Any, *, name: str = 'yours', batch: int =
 
     FLOPs are torch's (matrix products and convolutions; other layers count none); bytes are those that a
     forward really returns and leaves behind for its backward, divided by those of a parameter's number.
-    Neither the module nor the sample is changed. Raises TypeError if the module is not an nn.Sequential, or
+    Frozen parameters count as if they were trained, and `about` says so. Neither the module nor the sample is changed. Raises TypeError if the module is not an nn.Sequential, or
     the sample has no tensor, ValueError if there are no layers or no rows, or if layers share weights, and
     whatever a layer raises.
     """
-    if not rows_of(sample):
-        raise ValueError('the sample has no rows: give an input of at least one')
+    rows = _rows(sample)
     verify_module(module)
-    sizes, rows = weigh(module, sample, device='cpu'), rows_of(sample)
+    sizes = weigh(module, sample, device='cpu')
     flops = _flops(module, sample)
     return Model(name, tuple(_layer(str(key), size, work / rows, rows, _bytes(module))
                              for (key, _), size, work in zip(module.named_children(), sizes, flops)),
-                 sample=_numbers(sample) / rows, batch=batch, about=f'{len(module)} layers')
+                 sample=_numbers(sample) / rows, batch=batch, about=_about(module))
 
 
 def measured(module: nn.Sequential, sample: Any, *, name: str = 'measured', timeout: float = 1.0) -> Model:
     """The same with seconds in place of FLOPs, as this machine takes them for so many rows: for a cluster
     whose devices do one "FLOP" a second (`flops=1, flops32=1, efficiency=1, overhead=0`)."""
-    rows = rows_of(sample)
+    rows = _rows(sample)
     costs = profile(module, sample, timeout=timeout, device='cpu')
     layers = (_layer(str(key), cost, cost.forward / rows, rows, _bytes(module), cost.backward / rows)
               for (key, _), cost in zip(module.named_children(), costs))
@@ -71,13 +70,26 @@ def load(reference: str) -> Model:
                          f'nn.Sequential and a sample input')
     try:
         return own(*result, name=match[2])
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f'{reference} does not run: {type(error).__name__}: {error}') from error
 
 
+def _rows(sample: Any) -> int:
+    rows = rows_of(sample)
+    if not rows:
+        raise ValueError('the sample has no rows: give an input of at least one')
+    return rows
+
+
+def _about(module: nn.Sequential) -> str:
+    frozen = sum(parameter.numel() for parameter in module.parameters() if not parameter.requires_grad)
+    said = f'{len(module)} layers'
+    return f'{said}, {frozen:,} parameters frozen: counted as if they were trained' if frozen else said
+
+
 def _layer(name: str, size: LayerCost, work: float, rows: int, number: int,
-           backward: float | None = None) -> Layer:
-    return Layer(name, parameters=size.parameter_bytes / number, flops=work, backward=backward,
+           backward: float | None = None) -> Sizes:
+    return Sizes(name, parameters=size.parameter_bytes / number, flops=work, backward=backward,
                  stash=size.saved_bytes / number / rows, output=size.output_bytes / number / rows)
 
 

@@ -1,7 +1,7 @@
 """Every way at its best knobs, ranked: a small search over closed forms, whose size does not grow with the
 devices.
 
-    ranked = rank(Task(known('gpt-2.2B'), preset('v100-16', devices=64), batch=512))
+    ranked = fastest_first(Task(known('gpt-2.2B'), preset('v100-16', devices=64), batch=512))
     ranked[0].name, ranked[0].samples_per_second, ranked[0].memory_bytes, ranked[0].parts
 """
 
@@ -11,11 +11,12 @@ from functools import partial
 
 from fewgpu.planner import way_pipeline, way_zero
 from fewgpu.planner.way_why import why
-from fewgpu.planner.ways import Prediction, Setting, Task
+from fewgpu.planner.ways import Prediction, Knobs, Task
 
 MOST_ROWS = 4096   #: samples of a micro-batch: larger ones are not tried
+EVERY = 8          #: so many stages, replicas and tensor ranks, and fewer, are all tried
 
-Knobs = Callable[[Task], Iterator[Setting]]
+Tries = Callable[[Task], Iterator[Knobs]]
 
 
 def powers(most: int) -> list[int]:
@@ -23,18 +24,24 @@ def powers(most: int) -> list[int]:
     return [*(2**k for k in range(most.bit_length()) if 2**k < most), most]
 
 
-def halvings(most: int) -> list[int]:
-    """Powers of two, and `most`, `most` // 2, `most` // 4, ...: those of twice as many contain them."""
-    return sorted({*powers(most), *(most >> k for k in range(most.bit_length()))})
+def replica_counts(most: int) -> list[int]:
+    """All up to EVERY, powers of two, and `most`, `most` // 2, `most` // 4, ...: those of twice as many contain
+    them."""
+    every = range(1, min(most, EVERY) + 1)
+    return sorted({*every, *powers(most), *(most >> k for k in range(most.bit_length() if most else 0))} - {0})
 
 
 def stage_counts(task: Task, room: int) -> list[int]:
-    """2^k and 3 2^k, up to so many devices or the layers, and that number itself."""
-    most = min(room, len(task.model.layers))
-    return sorted({*powers(most), *(3 * 2**k for k in range(most.bit_length()) if 3 * 2**k < most)})
+    """All up to EVERY, 2^k, 3 2^k and the divisors of the devices, up to so many devices or the layers, and
+    that number itself."""
+    most, devices = min(room, len(task.model.layers)), task.cluster.devices
+    every = range(1, min(most, EVERY) + 1)
+    divisors = (count for count in range(1, most + 1) if devices % count == 0)
+    threes = (3 * 2**k for k in range(most.bit_length()) if 3 * 2**k < most)
+    return sorted({*every, *powers(most), *threes, *divisors})
 
 
-def _rows(task: Task, setting: Setting, kinds: tuple[str, ...]) -> Iterator[Setting]:
+def _rows(task: Task, setting: Knobs, kinds: tuple[str, ...]) -> Iterator[Knobs]:
     """The setting with every size of micro-batches and every recompute."""
     most = -(-task.batch // setting.replicas)
     if setting.schedule == '2bw':   # updates after at least as many micro-batches as there are stages
@@ -51,52 +58,53 @@ def _replicas(task: Task, share: int = 1) -> int:
     return min(task.cluster.devices // share, task.batch)
 
 
-def _plain(task: Task) -> Iterator[Setting]:
-    yield from _rows(task, Setting(), ('never', 'layers'))
+def _plain(task: Task) -> Iterator[Knobs]:
+    yield from _rows(task, Knobs(), ('never', 'layers'))
 
 
-def _data(task: Task, **knobs: int | bool) -> Iterator[Setting]:
-    for replicas in halvings(_replicas(task)):
-        yield from _rows(task, Setting(replicas=replicas, **knobs), ('never', 'layers'))
+def _data(task: Task, **knobs: int | bool) -> Iterator[Knobs]:
+    for replicas in replica_counts(_replicas(task)):
+        yield from _rows(task, Knobs(replicas=replicas, **knobs), ('never', 'layers'))
 
 
-def _pipeline(task: Task, schedule: str) -> Iterator[Setting]:
+def _pipeline(task: Task, schedule: str) -> Iterator[Knobs]:
     for stages in stage_counts(task, task.cluster.devices)[1:] or [1]:
         kinds = ('never', 'layers', 'stages') if stages > 1 and schedule != 'one at a time' else ('never', 'layers')
-        yield from _rows(task, Setting(stages=stages, schedule=schedule), kinds)
+        yield from _rows(task, Knobs(stages=stages, schedule=schedule), kinds)
 
 
-def _grid(task: Task, schedule: str, tensors: list[int], least: int = 2) -> Iterator[Setting]:
+def _grid(task: Task, schedule: str, tensors: list[int], least: int = 2) -> Iterator[Knobs]:
     """Tensor ranks x stages x replicas, with at least so many stages and replicas where there are devices
     for it."""
     for tensor in tensors:
         room = max(1, task.cluster.devices // tensor)
         for stages in stage_counts(task, room):
             kinds = ('never', 'layers', 'stages') if stages > 1 else ('never', 'layers')
-            for replicas in halvings(_replicas(task, tensor * stages)):
-                if min(stages, replicas) >= least or room < 4:
-                    grid = Setting(replicas=replicas, stages=stages, tensor=tensor, schedule=schedule)
+            for replicas in replica_counts(_replicas(task, tensor * stages)):
+                if min(stages, replicas) >= least or room < least**2:
+                    grid = Knobs(replicas=replicas, stages=stages, tensor=tensor, schedule=schedule)
                     yield from _rows(task, grid, kinds)
 
 
 def _tensor(task: Task, least: int) -> list[int]:
-    """Sizes of groups of tensor ranks: powers of two that divide the heads, and stay within a server."""
-    most = min(task.cluster.devices, task.cluster.per_server, task.model.heads)
-    sizes = [size for size in powers(most) if task.model.heads % size == 0 and size & (size - 1) == 0]
+    """Sizes of groups of tensor ranks: they divide the heads, and a server, so that none is in two of them."""
+    here = min(task.cluster.devices, task.cluster.per_server)
+    sizes = [size for size in range(1, min(here, task.model.heads) + 1) if task.model.heads % size == 0
+             and (here % size == 0 or task.cluster.per_server % size == 0)]
     return [size for size in sizes if size >= least] or sizes[-1:]
 
 
-def _tensor_alone(task: Task) -> Iterator[Setting]:
+def _tensor_alone(task: Task) -> Iterator[Knobs]:
     for tensor in _tensor(task, 2):
-        yield from _rows(task, Setting(tensor=tensor), ('never', 'layers'))
+        yield from _rows(task, Knobs(tensor=tensor), ('never', 'layers'))
 
 
-def _all_three(task: Task) -> Iterator[Setting]:
+def _all_three(task: Task) -> Iterator[Knobs]:
     yield from _grid(task, '1f1b', _tensor(task, 2), least=1)
 
 
 #: Every way: its knobs, and who predicts it. Of ways that are equally fast the first is preferred.
-WAYS: dict[str, tuple[Knobs, Callable[[str, Task, Setting], Prediction]]] = {
+WAYS: dict[str, tuple[Tries, Callable[[str, Task, Knobs], Prediction]]] = {
     'plain, one device': (_plain, way_pipeline.predict),
     'data parallel': (_data, way_pipeline.predict),
     'model parallel': (partial(_pipeline, schedule='one at a time'), way_pipeline.predict),
@@ -143,21 +151,37 @@ def _with_most_devices(one: Prediction) -> Prediction:
     return _best([predict(one.name, one.task, setting) for setting in settings if setting.devices == most])
 
 
+def _without_recompute(one: Prediction) -> Prediction:
+    """The same knobs, but nothing is run again."""
+    return WAYS[one.name][1](one.name, one.task, replace(one.setting, recompute='never'))
+
+
 def ways_for(task: Task) -> list[str]:
-    """Those that the task can take: layers are split among tensor ranks by their heads, and each replica,
-    and each stage under 2BW, needs a sample."""
+    """Those that the task can take, and that are not another way under a second name.
+
+    Layers are split among tensor ranks by their heads, and each replica, and each stage under 2BW, needs a
+    sample. On one device all but offload are plain training; a hybrid takes two of each of its kinds.
+    """
     return [way for way, (knobs, _) in WAYS.items()
-            if (task.model.heads > 1 or not way.startswith('tensor')) and any(True for _ in knobs(task))]
+            if task.cluster.devices >= _least(way) and any(True for _ in knobs(task))
+            and (not way.startswith('tensor') or _tensor(task, 2)[-1] > 1)]
 
 
-def rank(task: Task, *, stale: bool = True) -> list[Prediction]:
+def _least(way: str) -> int:
+    """The devices without which a way is another one."""
+    if way in ('plain, one device', 'offload'):
+        return 1
+    return 4 if ' x ' in way else 2
+
+
+def fastest_first(task: Task, *, stale: bool = True) -> list[Prediction]:
     """All ways, the fastest that fits first, those that do not fit last, each with its sentence `why`.
 
     `stale`: also ways whose updates use gradients of older weights (2BW).
     """
     names = [way for way in ways_for(task) if stale or not way.startswith('2BW')]
     ranked = sorted((best(way, task) for way in names), key=_order)
-    return [replace(one, why=why(one, _with_most_devices(one))) for one in ranked]
+    return [replace(one, why=why(one, _with_most_devices(one), _without_recompute(one))) for one in ranked]
 
 
 def _order(one: Prediction) -> tuple[bool, float]:

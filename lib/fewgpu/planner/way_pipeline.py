@@ -7,10 +7,10 @@ from statistics import fmean
 
 from fewgpu.planner.model import StageSums
 from fewgpu.planner.way_memory import activations, states
-from fewgpu.planner.ways import Prediction, Setting, Task, Times, times
+from fewgpu.planner.ways import Prediction, Knobs, Task, Times, times
 
 
-def predict(name: str, task: Task, setting: Setting) -> Prediction:
+def predict(name: str, task: Task, setting: Knobs) -> Prediction:
     """A step of pipelines side by side.
 
     With m micro-batches and stages that take f + b each, 1F1B and GPipe take (m + p - 1)(f + b), and for
@@ -45,7 +45,7 @@ def predict(name: str, task: Task, setting: Setting) -> Prediction:
     return Prediction(name, setting, task, parts, _memory(task, setting, stages))
 
 
-def waits_for_messages(task: Task, setting: Setting, stages: tuple[StageSums, ...], slowest: Times) -> float:
+def waits_for_messages(task: Task, setting: Knobs, stages: tuple[StageSums, ...], slowest: Times) -> float:
     """Seconds that the largest message between stages, which takes c, adds to a step of m micro-batches.
 
     GPipe: 2(p-1) c, and a phase whose messages take longer than its computation runs at their pace.
@@ -72,7 +72,7 @@ def waits_for_messages(task: Task, setting: Setting, stages: tuple[StageSums, ..
     return max(trips_wait, queue_waits)
 
 
-def _waits_for_gradients(task: Task, setting: Setting, stages: tuple[StageSums, ...], every: list[Times],
+def _waits_for_gradients(task: Task, setting: Knobs, stages: tuple[StageSums, ...], every: list[Times],
                          step: float) -> float:
     if setting.replicas == 1:
         return 0.0
@@ -81,14 +81,14 @@ def _waits_for_gradients(task: Task, setting: Setting, stages: tuple[StageSums, 
     return max(0.0, seconds - (step if setting.schedule == '2bw' else hides))
 
 
-def in_flight(setting: Setting, chunks: int, stage: int) -> int:
+def in_flight(setting: Knobs, chunks: int, stage: int) -> int:
     """How many micro-batches a stage has under way at most: m in GPipe, p - s in 1F1B and 2BW."""
     if setting.schedule == 'one at a time':
         return 1
     return chunks if setting.schedule == 'gpipe' else min(chunks, setting.stages - stage)
 
 
-def _memory(task: Task, setting: Setting, stages: tuple[StageSums, ...]) -> dict[str, float]:
+def _memory(task: Task, setting: Knobs, stages: tuple[StageSums, ...]) -> dict[str, float]:
     """Of the fullest stage."""
     chunks, precision = setting.chunks(task.batch), task.precision
     extra = precision.weight if setting.schedule == '2bw' and setting.stages > 1 else 0   # a second version

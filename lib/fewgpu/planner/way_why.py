@@ -17,13 +17,22 @@ WAITS = {
 }
 
 
-def why(one: Prediction, fuller: Prediction) -> str:
-    """What fills the memory, if it does not fit; else what its devices wait for most, and for how long.
+def why(one: Prediction, fuller: Prediction, keeping: Prediction) -> str:
+    """What fills the memory, if it does not fit; else what its devices wait for most, and for how long; and
+    what recompute is for.
 
     `fuller` is the same way where it uses as many devices as it can: it tells why more would not help.
+    `keeping` is the same without recompute.
     """
     if not one.fits:
         return _does_not_fit(one)
+    if keeping.fits:
+        return _waits(one, fuller)
+    return (f'{_waits(one, fuller)}; without recompute it would take {amount(keeping.memory_bytes)} a device, '
+            f'{amount(keeping.memory.get("activations", 0.0))} of it activations')
+
+
+def _waits(one: Prediction, fuller: Prediction) -> str:
     if one.setting.schedule == 'one at a time' and one.setting.stages > 1:
         return f'one of {one.setting.stages} devices works at a time, and the others wait for it'
     used = one.setting.devices / one.task.cluster.devices

@@ -4,10 +4,10 @@ Sources: ZeRO (arXiv 1910.02054), ZeRO-Infinity (arXiv 2104.07857).
 """
 
 from fewgpu.planner.way_memory import activations, states
-from fewgpu.planner.ways import Prediction, Setting, Task, Times, times
+from fewgpu.planner.ways import Prediction, Knobs, Task, Times, times
 
 
-def predict(name: str, task: Task, setting: Setting) -> Prediction:
+def predict(name: str, task: Task, setting: Knobs) -> Prediction:
     """A step of ZeRO's stage 1, 2 or 3, whose ranks each have the layers of the whole model.
 
     What is sent, in numbers a rank and step, for P parameters and m micro-batches:
@@ -33,14 +33,14 @@ def predict(name: str, task: Task, setting: Setting) -> Prediction:
     return Prediction(name, setting, task, parts, memory | {'activations': _activations(task, setting)})
 
 
-def _offload(name: str, task: Task, setting: Setting) -> Prediction:
+def _offload(name: str, task: Task, setting: Knobs) -> Prediction:
     """ZeRO-3 with all model states in the memory of hosts or, if that is too small, on disks.
 
     Every device reads its slice of the weights over its own link, twice a micro-batch, and writes its slice
     of the gradients; slices are gathered among devices. A three-stage prefetch lets compute, network, host
     link and disk go on at the same time: a micro-batch takes as long as the slowest of them. Hosts update
-    afterwards: they read and write all states once. (ZeRO-Infinity's own formula, `efficiency`, overlaps
-    nothing.)
+    afterwards: they read and write all states once. (ZeRO-Infinity's own formula, `fewgpu.infinity`'s
+    `efficiency`, overlaps nothing.)
     """
     stage, = task.model.stages(1)
     one, chunks, cluster = times(task, setting, stage), setting.chunks(task.batch), task.cluster
@@ -65,20 +65,11 @@ def _offload(name: str, task: Task, setting: Setting) -> Prediction:
                       beyond=on_disk and total / servers > cluster.disk_memory)
 
 
-def efficiency(intensity: float, bandwidth: float, peak: float) -> float:
-    """The share of the peak that is left if nothing overlaps: ait bw / (ait bw + peak).
-
-    ZeRO-Infinity, section 4.2. Arithmetic intensity `ait` in FLOP a byte: seq bsz for parameters and
-    gradients, seq bsz / 4 for optimizer states, 24 hd ci for activation checkpoints.
-    """
-    return intensity * bandwidth / (intensity * bandwidth + peak)
-
-
 def _computes(one: Times, chunks: int) -> dict[str, float]:
     return {'compute': chunks * (one.forward + one.backward), 'recompute': chunks * one.again}
 
 
-def _collectives(task: Task, setting: Setting) -> tuple[float, float]:
+def _collectives(task: Task, setting: Knobs) -> tuple[float, float]:
     """Seconds to gather all weights, and to reduce all gradients."""
     return tuple(task.cluster.reduce_scatter(size * task.model.parameters, setting.replicas)
                  for size in (task.precision.weight, task.precision.gradient))
@@ -89,6 +80,6 @@ def _working(task: Task, size: int) -> float:
     return min(2 * task.model.largest, task.model.parameters) * size
 
 
-def _activations(task: Task, setting: Setting) -> float:
+def _activations(task: Task, setting: Knobs) -> float:
     stage, = task.model.stages(1)
     return task.precision.number * activations(stage, setting.rows, 1, setting.recompute)

@@ -27,7 +27,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Setting:
+class Knobs:
     """The knobs. Devices are numbered tensor rank first, then replica, then stage, as Megatron does.
 
     schedule: '1f1b', 'gpipe', '2bw', or 'one at a time' (naive model parallelism).
@@ -56,7 +56,7 @@ class Prediction:
     """What a way would do: seconds of a step, which `parts` add up to, and bytes on the fullest device."""
 
     name: str
-    setting: Setting
+    setting: Knobs
     task: Task
     parts: dict[str, float]             #: seconds of a step, by what a device does or waits for
     memory: dict[str, float]            #: bytes, by what fills the fullest device
@@ -103,7 +103,7 @@ class Times:
         return self.forward + self.backward + self.again
 
 
-def times(task: Task, setting: Setting, stage: StageSums) -> Times:
+def times(task: Task, setting: Knobs, stage: StageSums) -> Times:
     """What a micro-batch takes on a stage, each pass with its tensor-parallel all-reduces inside."""
     overhead = task.cluster.overhead
     per_flop = setting.rows / task.rate

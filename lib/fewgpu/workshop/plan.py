@@ -1,6 +1,8 @@
 """`./workshop.py plan --model gpt-2.2B --gpus 64`: every way to train it there, ranked by predicted speed.
 
-Nothing is run: closed forms predict (fewgpu.planner), for 16,384 devices as for one.
+Nothing is run: closed forms predict (fewgpu.planner), for 16,384 devices as for one. They are not those of
+`demo depth-width`, which is PipeDream-2BW's own planner: there 45 TFLOP/s, 1 ms to start a block and 65 GB/s
+inside a server; here the figures of --cluster, printed above the table.
 """
 
 import json
@@ -13,10 +15,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fewgpu.planner.cluster import PRESETS, amount, parse_rate, parse_size, preset
+from fewgpu.planner.cluster import PRESETS, Cluster, amount, parse_rate, parse_size, preset
 from fewgpu.planner.known import KNOWN, known
 from fewgpu.planner.model import Model
-from fewgpu.planner.search import rank
+from fewgpu.planner.search import fastest_first
 from fewgpu.planner.way_memory import PRECISIONS
 from fewgpu.planner.ways import Prediction, Task
 
@@ -59,17 +61,33 @@ def plan(
         task = make(model, cluster, batch, precision, given)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    ranked = rank(task, stale=stale)
+    ranked = fastest_first(task, stale=stale)
     console = Console(highlight=False)
+    for sentence in without_effect(task, given):
+        Console(highlight=False, stderr=True).print(sentence, soft_wrap=True)
     if as_json:
         return print(json.dumps([as_dict(one) for one in ranked], indent=1, allow_nan=False))
-    show(console, task, ranked)
+    show(console, task, ranked, cluster)
     if ranked[0].fits:
         _draw(console, ranked, out)
 
 
 def _read(parse: Any, **texts: str | None) -> dict[str, float | None]:
     return {name: None if text is None else parse(text) for name, text in texts.items()}
+
+
+def without_effect(task: Task, given: dict[str, Any]) -> list[str]:
+    """Of flags that were given and change nothing: which, and why."""
+    place, said = task.cluster, []
+    if given.get('between') is not None and place.servers == 1:
+        said.append('--bandwidth changes nothing: all devices are in one server.')
+    if given.get('inside') is not None and min(place.devices, place.per_server) == 1:
+        said.append('--inside changes nothing: there is one device a server.')
+    if given.get('per_server') is not None and place.devices == 1:
+        said.append('--per-server changes nothing: there is one device.')
+    if given.get('latency') is not None and place.devices == 1:
+        said.append('--latency changes nothing: one device sends no messages.')
+    return said
 
 
 def make(model: str, cluster: str, batch: int | None, precision: str, given: dict[str, Any]) -> Task:
@@ -95,12 +113,15 @@ def as_dict(one: Prediction) -> dict[str, Any]:
             'host_bytes': one.host, 'why': one.why}
 
 
-def show(console: Console, task: Task, ranked: list[Prediction]) -> None:
-    """What was assumed, the table, and the reasons."""
-    for sentence in assumed(task):
+def show(console: Console, task: Task, ranked: list[Prediction], cluster: str = '') -> None:
+    """What was assumed (of which preset), the table, and the reasons."""
+    for sentence in assumed(task, cluster):
         console.print(sentence, soft_wrap=not console.is_terminal)
     console.print()
     console.print(_table(ranked))
+    if task.cluster.devices == 1:
+        console.print('On one device data parallelism, pipelines, tensor ranks and ZeRO are plain training.',
+                      soft_wrap=not console.is_terminal)
     console.print()
     reasons = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     reasons.add_column(no_wrap=True)
@@ -118,8 +139,8 @@ def show(console: Console, task: Task, ranked: list[Prediction]) -> None:
                       soft_wrap=not console.is_terminal)
 
 
-def assumed(task: Task) -> list[str]:
-    """The header: what the predictions rest on."""
+def assumed(task: Task, cluster: str = '') -> list[str]:
+    """The header: what the predictions rest on; `cluster` names the preset, if it is one."""
     model, place, precision = task.model, task.cluster, task.precision
     servers = f'{place.servers} server{"s" * (place.servers > 1)} of up to {place.per_server}'
     peak = place.flops if precision.name == 'mixed' else place.flops32
@@ -127,11 +148,17 @@ def assumed(task: Task) -> list[str]:
         f'{model.name} ({model.about}): {_count(model.parameters)} parameters, {_count(model.flops)} FLOP a forward '
         f'of a sample; {task.batch} samples an update, {precision.name} precision with Adam '
         f'({precision.state} bytes a parameter).',
-        f'{place.devices} devices of {amount(place.memory)} in {servers}; {peak / 1e12:g} TFLOP/s each, of which '
+        f'{cluster and f"{named(cluster, place)}: "}{place.devices} device{"s" * (place.devices > 1)} of {amount(place.memory)} in {servers}; {peak / 1e12:g} TFLOP/s each, of which '
         f'{place.efficiency:.0%} are reached; {amount(place.inside)}/s inside servers, {amount(place.between)}/s '
         f'between them, {1e6 * place.latency:g} µs a message; {amount(place.host_bandwidth)}/s to the host.',
-        'All-reduces and gathers hide behind the pass that they belong to as far as they can. Not counted: buffers, '
+        f'Starting kernels takes {1e6 * place.overhead:g} µs a layer and forward, twice that a backward, and counts as '
+        'computing. All-reduces and gathers hide behind the pass that they belong to as far as they can. Not counted: buffers, '
         'fragments of memory, loading of data.']
+
+
+def named(cluster: str, place: Cluster) -> str:
+    """The preset, and whether it was changed."""
+    return f'Cluster {cluster}{"" if preset(cluster, devices=place.devices) == place else ", changed"}'
 
 
 def _count(number: float) -> str:

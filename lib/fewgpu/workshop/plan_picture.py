@@ -106,4 +106,6 @@ def costs(task: Task, one: Prediction) -> Costs:
 def _title(one: Prediction) -> str:
     chunks, shown = one.setting.chunks(one.task.batch), drawn(one)
     part = '' if shown == chunks else f', {shown} of {chunks} micro-batches'
+    if one.setting.schedule == '2bw':   # one update is drawn, from an empty pipeline to an empty one
+        part += ', drained (the bars: never)'
     return f'{"A step" if one.setting.devices == one.setting.stages else "One pipeline"} of {one.name}{part}'

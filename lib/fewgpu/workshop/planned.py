@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fewgpu.planner import Block, Machines, Setting
 from fewgpu.planner.known import known
-from fewgpu.planner.model import Layer, Model
+from fewgpu.planner.model import Model, Sizes
 
 CLUSTER = Machines(64, 65e9, per_server=8, between=25e9 / 8, memory=16e9)
 SPEED = 45e12                # FLOP/s of a device (published, of a GPT of 355M)
@@ -37,7 +37,7 @@ def blocks(model: Model) -> list[Block]:
     return [_block(layer, numbers) for layer, numbers in zip(model.layers, inputs)]
 
 
-def _block(layer: Layer, inputs: float) -> Block:
+def _block(layer: Sizes, inputs: float) -> Block:
     flops = layer.flops + layer.gradient_flops
     return Block(lambda rows: rows * flops / SPEED + START, NUMBER * layer.parameters, NUMBER * layer.stash,
                  NUMBER * inputs, STATE * layer.parameters)

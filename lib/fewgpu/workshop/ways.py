@@ -20,7 +20,7 @@ from fewgpu.planner.cluster import Cluster
 from fewgpu.planner.model import Model
 from fewgpu.planner.own import own
 from fewgpu.planner.way_memory import Precision
-from fewgpu.planner.ways import Prediction, Setting, Task
+from fewgpu.planner.ways import Knobs, Prediction, Task
 
 WIDTH, LAYERS, ROWS, CHUNKS = 512, 8, 64, 8   # of a linear layer; of the model; of a micro-batch; a mini-batch
 PACE = 0.1           # of a core: so slow that other programs on this machine hardly matter
@@ -33,7 +33,7 @@ class Way(NamedTuple):
 
     name: str
     devices: int
-    setting: Setting
+    setting: Knobs
     link: float = 0.0   #: what a message takes, as a share of what a stage computes for a micro-batch
 
     @property
@@ -42,13 +42,13 @@ class Way(NamedTuple):
 
 
 WAYS = (
-    Way('plain', 1, Setting(rows=ROWS)),
-    Way('model parallel, 2', 2, Setting(stages=2, rows=ROWS * CHUNKS, schedule='one at a time')),
-    Way('GPipe, 2', 2, Setting(stages=2, rows=ROWS, schedule='gpipe')),
-    Way('GPipe, 4, recompute', 4, Setting(stages=4, rows=ROWS, schedule='gpipe', recompute='stages')),
-    Way('1F1B, 4', 4, Setting(stages=4, rows=ROWS)),
-    Way('1F1B, 4, slow link', 4, Setting(stages=4, rows=ROWS), link=0.3))
-DATA = Way('data parallel, 2', 2, Setting(replicas=2, rows=ROWS * CHUNKS // 2))
+    Way('plain', 1, Knobs(rows=ROWS)),
+    Way('model parallel, 2', 2, Knobs(stages=2, rows=ROWS * CHUNKS, schedule='one at a time')),
+    Way('GPipe, 2', 2, Knobs(stages=2, rows=ROWS, schedule='gpipe')),
+    Way('GPipe, 4, recompute', 4, Knobs(stages=4, rows=ROWS, schedule='gpipe', recompute='stages')),
+    Way('1F1B, 4', 4, Knobs(stages=4, rows=ROWS)),
+    Way('1F1B, 4, slow link', 4, Knobs(stages=4, rows=ROWS), link=0.3))
+DATA = Way('data parallel, 2', 2, Knobs(replicas=2, rows=ROWS * CHUNKS // 2))
 
 
 class Result(NamedTuple):

@@ -10,7 +10,7 @@ from fewgpu import plot
 from fewgpu.planner.cluster import Cluster, preset
 from fewgpu.planner.growth import communication_share
 from fewgpu.planner.known import known
-from fewgpu.planner.search import rank
+from fewgpu.planner.search import fastest_first
 from fewgpu.planner.ways import Prediction, Task
 from fewgpu.plot.looks import Look, add_patch, label_rows, row_end, say, title_of
 from fewgpu.workshop.demos import WITH_A_RUN, Show
@@ -90,7 +90,7 @@ def is_better_where_it_fits(faster: int, fits: int) -> bool:
 
 
 def _ranked(task: Task) -> dict[str, Prediction]:
-    return {one.name: one for one in rank(task, stale=False)}
+    return {one.name: one for one in fastest_first(task, stale=False)}
 
 
 def _speed(one: Prediction) -> float:
