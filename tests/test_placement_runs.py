@@ -72,6 +72,26 @@ def test_replicas_train_by_the_mean_of_a_round_and_stay_alike_to_the_bit(counts,
     assert pipeline.state_dict().keys() == keys and len(pipeline.optimizers) == sum(counts)
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 4), st.lists(st.integers(1, 11), min_size=1, max_size=3), st.integers(0, 99))
+def test_all_rows_of_a_round_count_alike_whichever_mini_batches_they_are_of(r, sizes, seed) -> None:
+    """On r replicas of one stage a round is a step of the plain model by the mean loss of all its rows."""
+    sizes += [left] if (left := -sum(min(r, rows) for rows in sizes) % r) else []   # so that the last round is full
+    model, every = layers(1, seed), [batches(1, rows)[0] for rows in sizes]
+    plain = copy.deepcopy(model)
+    pipeline = Pipeline(model, [1], schedule=partial(pipedream, replicas=(r,)), chunks=r, loss_fn=mse,
+                        devices=['cpu'] * r, optimizer=sgd)
+    pipeline.train(every)
+    optimizer = sgd(plain.parameters())
+    parts = [part for x, y in every for part in zip(*(each.tensor_split(min(r, len(x))) for each in (x, y)))]
+    for first in range(0, len(parts), r):
+        x, y = (torch.cat(several) for several in zip(*parts[first:first + r]))
+        optimizer.zero_grad()
+        mse(plain(x), y).backward()
+        optimizer.step()
+    torch.testing.assert_close([*pipeline.parameters()], [*plain.parameters()], rtol=1e-12, atol=1e-13)
+
+
 def two_replicas(model: nn.Sequential, **options) -> Pipeline:
     return Pipeline(model, [1, 1], schedule=partial(pipedream, replicas=(2, 1)), chunks=4, loss_fn=mse,
                     devices=['cpu'] * 3, **{'optimizer': sgd, **options})

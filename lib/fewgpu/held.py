@@ -16,6 +16,7 @@ from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.loss import LossFn, WithLoss
 from fewgpu.loss_scale import LossScale
+from fewgpu.minibatches import MiniBatches
 from fewgpu.partition import place, split
 from fewgpu.pipemare import PipeMare
 from fewgpu.schedule import TARGET, Schedule
@@ -82,10 +83,10 @@ class Held:
     def holds(self, stage: int) -> bool:
         return stage in self._first
 
-    def begin(self, row: int, schedule: Schedule, context: Context, average: Average | None, *,
-              mini_batches: int = 1, updates: bool = True) -> dict[int, StageStep]:
+    def begin(self, row: int, schedule: Schedule, context: Context, average: Average | None, batches: MiniBatches, *,
+              updates: bool = True) -> dict[int, StageStep]:
         """A step of the stages of a row, which is to run its operations in `schedule` (with messages) on
-        so many mini-batches. Without `updates` gradients are left in the parameters' `.grad`."""
+        `batches`. Without `updates` gradients are left in the parameters' `.grad`."""
         begun = {}
         for s, module in self.of_row(row).items():
             ops = [op for op in schedule.rows[row] if op.stage == s]
@@ -93,7 +94,8 @@ class Held:
                 module = self._with_loss[row]
             optimizer = self.optimizers.get((row, s)) if updates else None
             stage = Stage(s, module, self._device_of[row], optimizer, average)
-            begun[s] = stage.begin(context, max(1, sum(op.kind == 'F' for op in ops) // mini_batches))
+            begun[s] = stage.begin(context, max(1, sum(op.kind == 'F' for op in ops) // len(batches.rows)),
+                                   batches.rounds(schedule, s))
         return begun
 
     @torch.no_grad()

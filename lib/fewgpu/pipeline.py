@@ -233,8 +233,7 @@ class Pipeline(HeldState):
         self._held.align()
         average = self.replicas.average if self.replicas else (
             self.loss_scale.unscaled_or_none if self.loss_scale and updates else None)
-        stages = [self._held.begin(row, schedule, context, average, mini_batches=len(batches.rows), updates=updates)
-                  for row in self._rows]
+        stages = [self._held.begin(row, schedule, context, average, batches, updates=updates) for row in self._rows]
         self._latest, limit = schedule, self.time_limit
         mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(schedule, time_limit=limit)
         with telling_who_updated(stages):
