@@ -1,5 +1,6 @@
 """PipeMare: its delays, its three techniques, and the learning rate at which late gradients diverge."""
 
+import copy
 import math
 from functools import partial
 
@@ -170,3 +171,29 @@ def test_what_no_stage_can_train_with_is_refused_before_it_trains(wrong, message
 def test_wrong_settings_are_refused(annealing: float, decay: float) -> None:
     with pytest.raises(ValueError, match='annealing is a number of updates'):
         PipeMare(torch.optim.SGD([torch.zeros(1)], lr=0.1), annealing=annealing, decay=decay)
+
+
+@given(st.sampled_from(('pipemare', partial(pipedream, stashing=False))), st.integers(2, 4), st.integers(0, 99))
+def test_under_autocast_newer_weights_in_a_backward_take_a_recompute(schedule, stages: int, seed: int) -> None:
+    """Without one a layer's copy of its weights would be as in the forward: as if they had been stashed."""
+    torch.manual_seed(seed)
+    start = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)) for _ in range(stages)))
+    batches = [tuple(torch.randn(2, 4, 3)) for _ in range(stages + 2)]
+    weights = {}
+    for rule in (schedule, 'pipedream'):
+        for checkpoint in ('never', 'always'):
+            model = copy.deepcopy(start)
+            pipeline = Pipeline(model, [1] * stages, schedule=rule, devices=virtual(stages), loss_fn=mse, optimizer=sgd,
+                                checkpoint=checkpoint)
+            with torch.autocast('cpu', torch.bfloat16):
+                if rule == schedule and checkpoint == 'never':
+                    with pytest.raises(ValueError, match="keeps the copies that it took: pass checkpoint='always'"):
+                        pipeline.train(batches)
+                    assert all(map(torch.equal, model.parameters(), start.parameters()))
+                    pipeline.train(batches[:1])   # nothing is late
+                    continue
+                pipeline.train(batches)
+            weights[rule, checkpoint] = [*model.parameters()]
+    stashed = weights['pipedream', 'never']
+    assert all(map(torch.equal, weights['pipedream', 'always'], stashed))
+    assert not all(map(torch.equal, weights[schedule, 'always'], stashed))

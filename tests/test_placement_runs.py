@@ -125,6 +125,23 @@ def test_buffers_stay_each_replicas_own() -> None:
                                    {f'0.0.{name}': value for name, value in whole.named_buffers()})
 
 
+def test_buffers_that_somebody_changes_reach_all_replicas_and_no_others_do() -> None:
+    pipeline = two_replicas(nn.Sequential(nn.Sequential(nn.BatchNorm1d(3).double()), nn.Linear(3, 3).double()),
+                            optimizer=partial(torch.optim.SGD, lr=0.0))
+    first, second = (pipeline._held.partitions[row, 0][0][0] for row in (0, 1))
+    [(x, y)] = batches(1, 8)
+    pipeline.step(x, y)
+    assert not torch.equal(first.running_mean, second.running_mean)
+    own = second.running_var.clone()
+    with torch.no_grad():
+        pipeline.module[0][0].running_mean.fill_(7.0)
+    pipeline.eval_step(x, y)
+    assert bool((second.running_mean == 7.0).all()) and torch.equal(second.running_var, own)
+    pipeline.module[0][0].running_var = torch.full((3,), 2.0, dtype=torch.float64)
+    pipeline.eval_step(x, y)
+    assert bool((second.running_var == 2.0).all())
+
+
 def test_hooks_on_the_parameters_of_replicas_are_refused() -> None:
     pipeline = two_replicas(layers(2))
     next(pipeline.parameters()).register_hook(lambda gradient: gradient)

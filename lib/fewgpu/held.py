@@ -1,5 +1,6 @@
 """The stages that this process holds: on threads all of them, on ranks those of one row."""
 
+import contextlib
 import copy
 import inspect
 import os
@@ -64,6 +65,7 @@ class Held:
                 own = copy.deepcopy(loss_fn) if self._with_loss and isinstance(loss_fn, nn.Module) else loss_fn
                 self._with_loss[row] = WithLoss(partition, own).to(self._device_of[row].torch)
         self.optimizers = self._make_optimizers(optimizer)
+        self._noted = self._buffers()
 
     def of_row(self, row: int) -> dict[int, nn.Module]:
         """What a row holds, by stage."""
@@ -101,7 +103,8 @@ class Held:
     @torch.no_grad()
     def align(self) -> None:
         """Let the copies be as the layers of `module` are: modes, what is trained, and weights, for
-        somebody may have loaded or changed those. Buffers stay each copy's own.
+        somebody may have loaded or changed those. Buffers stay each copy's own, but for those of `module` that
+        somebody has changed since its last step.
 
         Raises ValueError for hooks on parameters, which would run for the first replica only.
         """
@@ -117,6 +120,23 @@ class Held:
             for parameter, other in zip(first.parameters(), layers.parameters()):
                 other.requires_grad_(parameter.requires_grad)
                 other.copy_(parameter)
+            for (name, buffer), other in zip(first.named_buffers(), layers.buffers()):
+                noted, version = self._noted[s, name]
+                if buffer is not noted or buffer._version != version:
+                    other.copy_(buffer)
+
+    @contextlib.contextmanager
+    def noting_buffers(self) -> Iterator[None]:
+        """Inside, a step changes the buffers of `module`; who does it outside means those of the copies, too."""
+        try:
+            yield
+        finally:
+            self._noted = self._buffers()
+
+    def _buffers(self) -> dict[tuple[int, str], tuple[torch.Tensor, int]]:
+        """Of the layers of `module`, with how often each has been changed."""
+        return {(s, name): (buffer, buffer._version) for s, first in self._first.items()
+                for name, buffer in first.named_buffers()}
 
     def _make_optimizers(self, make: MakeOptimizer | None) -> dict[tuple[int, int], torch.optim.Optimizer]:
         """One for every stage, and replica, that has something to train."""
