@@ -82,6 +82,10 @@ class Held:
         for layers in self._layers.values():
             layers.load_state_dict({key: state[key] for key in layers.state_dict() if key in state})
 
+    def first_of(self, stage: int) -> nn.Module:
+        """The layers of `module` that are a stage which is here."""
+        return self._first[stage]
+
     def holds(self, stage: int) -> bool:
         return stage in self._first
 
