@@ -140,7 +140,8 @@ PLAIN = st.recursive(
               st.complex_numbers(allow_nan=False)),
     lambda inner: st.one_of(st.lists(inner), st.tuples(inner, inner), st.dictionaries(
         st.one_of(st.text(), st.integers(), st.tuples(st.text(), st.integers())), inner)), max_leaves=8)
-ODD = st.sampled_from([Fraction(1, 2), np.float64(1.0), np.int64(1), defaultdict(int), frozenset([1]), range(3), b'', 2**9000])
+ODD = st.sampled_from([Fraction(1, 2), np.float64(1.0), np.int64(1), defaultdict(int), frozenset([1]), range(3), b'',
+                       2**9000])
 
 
 @settings(max_examples=60)

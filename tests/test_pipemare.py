@@ -197,3 +197,25 @@ def test_under_autocast_newer_weights_in_a_backward_take_a_recompute(schedule, s
     stashed = weights['pipedream', 'never']
     assert all(map(torch.equal, weights['pipedream', 'always'], stashed))
     assert not all(map(torch.equal, weights[schedule, 'always'], stashed))
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=3), st.data())
+def test_only_a_stage_that_corrects_takes_deltas_and_only_of_its_shapes(shapes: list, data) -> None:
+    def made(corrects: bool) -> PipeMare:
+        own = PipeMare(sgd([nn.Parameter(torch.ones(shape)) for shape in shapes]))
+        own.of_stage(1.0, corrects=corrects)
+        for parameter in own._parameters():
+            parameter.grad = torch.ones_like(parameter)
+        return own
+
+    one, other, last = made(True), made(True), made(False)
+    one.step()
+    other.load_state_dict(saved := one.state_dict())
+    assert all(torch.equal(other.state[b]['delta'], one.state[a]['delta'])
+               for a, b in zip(one._parameters(), other._parameters()))
+    last.load_state_dict(saved)
+    assert not any('delta' in values for values in last.state_dict()['state'].values())
+    number = data.draw(st.integers(0, len(shapes) - 1))
+    saved['state'][number]['delta'] = torch.ones(1, *shapes[number])   # would broadcast
+    with pytest.raises(ValueError, match=f"parameter {number} is of shape .*, and the 'delta'"):
+        other.load_state_dict(saved)

@@ -84,9 +84,9 @@ def test_a_run_moves_to_every_other_engine(source: str, optimizer: Callable) -> 
 def assert_kept_once(saved: Saved, parameters: list[str], why: str) -> None:
     """Replicas, and parts, have the same: a checkpoint has one copy."""
     for name in parameters:
-        for kept in ([part['model'] for part in saved.parts], [part['optimizer'].get('state', ()) for part in saved.parts],
-                     [part['optimizer'].get('options', ()) for part in saved.parts]):
-            assert sum(name in of_rank for of_rank in kept) == 1, f'{why}: {name}'
+        for keeps in (lambda part: part['model'], lambda part: part['optimizer'].get('state', ()),
+                      lambda part: part['optimizer'].get('options', ())):
+            assert sum(name in keeps(part) for part in saved.parts) == 1, f'{why}: {name}'
 
 
 def own(name: str) -> list:

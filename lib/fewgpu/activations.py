@@ -67,8 +67,8 @@ class _Stays(NamedTuple):
 
     def intact(self) -> torch.Tensor:
         if self.tensor._version != self.version:
-            raise RuntimeError(f'a tensor of shape {tuple(self.tensor.shape)} that the backward needs was changed in place '
-                               f'after the forward (by an optimizer step, say): change it after the backward')
+            raise RuntimeError(f'a tensor of shape {tuple(self.tensor.shape)} that the backward needs was changed in '
+                               f'place after the forward (by an optimizer step, say): change it after the backward')
         return self.tensor
 
 

@@ -88,9 +88,9 @@ class Checkpoints:
         step = _verified(operator.index(step), state)
         if len({*self._together(_bytes_of(str(step).encode()))}) > 1:
             raise ValueError(f'the ranks save different steps, this one {step}: all take the same ones')
-        if later := [folder.name for folder in self._finished() if int(folder.name) > step]:
-            raise ValueError(f'{self.folder} holds a checkpoint of step {int(max(later, key=int))}, later than {step}: go on '
-                             f'from it (latest()), or choose another folder')
+        if later := [int(folder.name) for folder in self._finished() if int(folder.name) > step]:
+            raise ValueError(f'{self.folder} holds a checkpoint of step {max(later)}, later than {step}: go on from it '
+                             f'(latest()), or choose another folder')
         final, partial = self.folder / f'{step:09}', self.folder / f'.{step:09}{_PARTIAL}'
         if self._rank == 0:
             for left in self.folder.glob(f'.*{_PARTIAL}'):   # by a run that died
@@ -193,8 +193,8 @@ def _read_back(file: Path) -> None:
     try:
         torch.load(os.fspath(file), map_location='cpu', weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        raise TypeError(f'the state holds plain data that torch.load(weights_only=True) refuses, as an empty bytes '
-                        f'or a number of thousands of digits: leave it out ({error.__cause__ or error!r:.200})') from None
+        raise TypeError('the state holds plain data that torch.load(weights_only=True) refuses, as an empty bytes '
+                        'or a number of a thousand digits: leave it out') from error
 
 
 def _of_manifest(step: int, files: Mapping[str, str]) -> str:
@@ -222,8 +222,8 @@ def _verify(value: Any, where: str) -> None:
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
             _verify(part, f'{where}[{key!r}]')
     elif type(value) not in (*_PLAIN, *_TENSORS):
-        raise TypeError(f'{where} is a {type(value).__name__}: a checkpoint holds tensors and plain data only: save its '
-                        f'state_dict(), or a float, list or dict of it')
+        raise TypeError(f'{where} is a {type(value).__name__}: a checkpoint holds tensors and plain data only: save '
+                        f'its state_dict(), or a float, list or dict of it')
 
 
 def _bytes_of(text: bytes) -> bytes:

@@ -133,7 +133,8 @@ def _shape(loss: Any) -> str:
 def target_messages(y: Any, rows: Sequence[int], schedule: Schedule, loss_fn: LossFn,
                     scales: Sequence[float] | None = None) -> dict[Message, Any]:
     """The messages that make the last stage compute the loss of each micro-batch (of so many rows), and
-    start its backward, from its scale (1), where there is one. None without targets `y`, which only an evaluation may lack.
+    start its backward, from its scale (1), where there is one. None without targets `y`, which only an evaluation
+    may lack.
 
     Raises TypeError if a schedule that trains has no targets, ValueError if their rows are not those of
     the inputs, or if a mean loss leaves some out.

@@ -180,7 +180,7 @@ class StageStep:
         gradients: Gradients = {}
         for parameter, *parts in zip(self.weights(self.updates).shadows, *shares, strict=True):
             parts = [part for part in parts if part is not None]
-            gradients[parameter] = sum(parts[1:], parts[0].clone()) if parts else None   # others may still copy parts[0]
+            gradients[parameter] = sum(parts[1:], parts[0].clone()) if parts else None   # others may copy parts[0]
         return gradients
 
     @torch.no_grad()

@@ -18,8 +18,9 @@ def training_state(model: Any, optimizer: torch.optim.Optimizer | None = None, *
 
     `model` is a module, or an engine that has its optimizers itself (Pipeline, ZeRO, ...). `more` are objects
     with a state_dict (a scaler, a `LossScale`, a learning-rate schedule) or plain values (the epoch). All ranks call
-    it. What several ranks hold, only the first of them keeps; buffers of pipelines side by side differ. The names are the plain model's, and values whole: any
-    engine goes on from them. (Buffers of replicas within one process are those of the first.)
+    it. What several ranks hold, only the first of them keeps; buffers of pipelines side by side are each one's own.
+    The names are the plain model's, and values whole: any engine goes on from them. (Buffers of replicas within one
+    process are those of the first.)
     """
     whole = not getattr(model, 'ranks', None)   # a Pipeline on ranks: each holds its stages
     keeps = not whole or not dist.is_initialized() or dist.get_rank() == 0

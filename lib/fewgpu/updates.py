@@ -27,8 +27,8 @@ def verify_meets_newest(schedule: Schedule, context: Context, devices: Iterable[
         return
     for (stage, i), late in sorted(staleness(schedule).items()):
         if late and schedule.keeps(stage, i) == 'graph':
-            raise ValueError(f'{schedule.name} takes newer weights in the backward of micro-batch {i} on stage {stage} than '
-                             f"in its forward, and under autocast a layer keeps the copies that it took: pass "
+            raise ValueError(f'{schedule.name} takes newer weights in the backward of micro-batch {i} on stage {stage} '
+                             f"than in its forward, and under autocast a layer keeps the copies that it took: pass "
                              f"checkpoint='always', which makes them anew")
 
 
