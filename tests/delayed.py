@@ -24,6 +24,8 @@ class Delayed:
         self.parts = [nn.Sequential(*(layers.pop(0) for _ in range(count))) for count in balance]
         self._optimizers = [optimizer(part.parameters()) if [*part.parameters()] else None
                             for part in self.parts]
+        self._unit = 0
+        self._rows: list[list[int]] = [[] for _ in self.parts]   # of the mini-batches of a round
         self._history: list[list[Values]] = [[self._copy(part)] for part in self.parts]
 
     def update(self, versions: Sequence[Sequence[int]], xs: Sequence[torch.Tensor],
@@ -38,13 +40,17 @@ class Delayed:
 
     def mini_batch(self, number: int, versions: Sequence[int], x: torch.Tensor, y: torch.Tensor,
                    loss_fn: Callable, replicas: Sequence[int]) -> float:
-        """One mini-batch at weights `versions`; a stage on r devices makes one update by the mean of the
-        gradients of r mini-batches, when it has all of them. Its loss."""
-        loss = self._backward(versions, x, y, loss_fn, 1.0)
-        for stage, count in enumerate(replicas):
+        """One mini-batch at weights `versions`; a stage on r devices makes one update by the mean over the rows
+        of r mini-batches, when it has all of them. Its loss. (Rows are counted in those of the first mini-batch, or
+        without replicas of each: where all have as many, nothing is rounded.)"""
+        self._unit = self._unit if self._unit and max(replicas) > 1 else len(y)
+        loss = self._backward(versions, x, y, loss_fn, len(y) / self._unit)
+        for rows, (stage, count) in zip(self._rows, enumerate(replicas)):
+            rows.append(len(y))
             if (number + 1) % count == 0:
                 for parameter in self.parts[stage].parameters():
-                    parameter.grad /= count
+                    parameter.grad /= sum(rows) / self._unit
+                rows.clear()
                 self._step(stage)
         return loss
 

@@ -1,5 +1,6 @@
 """Recomputed or moved to the host, activations give the same gradients in less memory, by the law."""
 
+import contextlib
 import copy
 import gc
 
@@ -99,3 +100,20 @@ def test_nothing_is_kept_of_graphs_that_are_gone():
 def test_a_negative_number_of_tensors_on_their_way_is_refused():
     with pytest.raises(ValueError, match='at least 0'), offloading_activations(Device('cpu'), ahead=-1):
         pass
+
+
+@given(st.integers(0, 2), st.booleans())
+def test_a_parameter_changed_before_the_backward_is_refused_where_autograd_refuses(layer, offloads):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 2))
+    within = offloading_activations(Device('cpu'), model.parameters()) if offloads else contextlib.nullcontext()
+    changed = [model[0], model[2], model[3]][layer].weight
+    with one_thread(), within:
+        loss = square(model(torch.ones(4, 3)))
+        with torch.no_grad():
+            changed += 1.0
+        if layer == 0:   # its input needs no gradient: nobody reads the weight again
+            loss.backward()
+        else:
+            with pytest.raises(RuntimeError, match='in place after the forward|modified by an inplace operation'):
+                loss.backward()

@@ -5,18 +5,22 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import warnings
 from collections import defaultdict
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from fewgpu import Pipeline, launch
 from fewgpu.checkpoint import Checkpoints, load_training_state, training_state
@@ -91,6 +95,69 @@ def means(content: bytes):
         return json.loads(content)
     except ValueError:
         return None
+
+
+class Dies(BaseException):
+    pass
+
+
+@settings(max_examples=40)
+@given(keep=st.integers(1, 2), again=st.booleans(), at=st.integers(0, 9))
+def test_wherever_a_save_dies_the_checkpoint_before_or_the_new_one_is_there(tmp_path_factory, keep, again, at):
+    """It dies at any of its changes of the folder. Afterwards it is saved as if nothing had happened."""
+    folder = tmp_path_factory.mktemp('run')
+    Checkpoints(folder, keep=keep).save(1, {'model': {'w': 'old'}})
+    left = [at]
+
+    def dying(change):
+        def changed(*args, **options):
+            left[0] -= 1
+            if left[0] == -1:
+                raise Dies
+            return change(*args, **options)
+        return changed
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((os, 'replace'), (shutil, 'rmtree'), (os, 'fsync'), (torch, 'save')):
+            patch.setattr(owner, name, dying(getattr(owner, name)))
+        died = False
+        try:
+            Checkpoints(folder, keep=keep).save(1 if again else 2, {'model': {'w': 'new'}})
+        except Dies:
+            died = True
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        found = Checkpoints(folder, keep=keep).latest().whole('model')['w']
+    assert found in (('old', 'new') if died else ('new',))
+    Checkpoints(folder, keep=keep).save(2, {'model': {'w': 'newest'}})
+    Checkpoints(folder, keep=keep).save(2, {'model': {'w': 'newest'}})
+    assert Checkpoints(folder, keep=keep).latest().whole('model')['w'] == 'newest'
+    assert sorted(int(path.name) for path in folder.iterdir()) == [1, 2][-keep:]
+
+
+PLAIN = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary(min_size=1),
+              st.complex_numbers(allow_nan=False)),
+    lambda inner: st.one_of(st.lists(inner), st.tuples(inner, inner), st.dictionaries(
+        st.one_of(st.text(), st.integers(), st.tuples(st.text(), st.integers())), inner)), max_leaves=8)
+ODD = st.sampled_from([Fraction(1, 2), np.float64(1.0), np.int64(1), defaultdict(int), frozenset([1]), range(3), b'',
+                       2**9000])
+
+
+@settings(max_examples=60)
+@given(PLAIN, st.one_of(st.none(), ODD), st.booleans())
+def test_what_is_written_can_be_read_and_all_else_is_refused(tmp_path_factory, plain, odd, as_key):
+    folder = tmp_path_factory.mktemp('run')
+    assume(not (as_key and isinstance(odd, defaultdict)))
+    state = {'model': {'plain': plain, 'w': nn.Parameter(torch.ones(2)),
+                       **({} if odd is None else {odd: 1} if as_key else {'odd': [odd]})}}
+    if odd is not None:
+        with pytest.raises(TypeError, match='the state'):
+            Checkpoints(folder).save(1, state)
+    else:
+        Checkpoints(folder).save(1, state)
+        assert Checkpoints(folder).latest().whole('model')['plain'] == plain
+    assert bool(Checkpoints(folder).latest()) == (odd is None)
 
 
 def test_without_any_whole_checkpoint_there_is_none(tmp_path):

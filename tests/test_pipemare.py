@@ -1,5 +1,6 @@
 """PipeMare: its delays, its three techniques, and the learning rate at which late gradients diverge."""
 
+import copy
 import math
 from functools import partial
 
@@ -170,3 +171,51 @@ def test_what_no_stage_can_train_with_is_refused_before_it_trains(wrong, message
 def test_wrong_settings_are_refused(annealing: float, decay: float) -> None:
     with pytest.raises(ValueError, match='annealing is a number of updates'):
         PipeMare(torch.optim.SGD([torch.zeros(1)], lr=0.1), annealing=annealing, decay=decay)
+
+
+@given(st.sampled_from(('pipemare', partial(pipedream, stashing=False))), st.integers(2, 4), st.integers(0, 99))
+def test_under_autocast_newer_weights_in_a_backward_take_a_recompute(schedule, stages: int, seed: int) -> None:
+    """Without one a layer's copy of its weights would be as in the forward: as if they had been stashed."""
+    torch.manual_seed(seed)
+    start = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)) for _ in range(stages)))
+    batches = [tuple(torch.randn(2, 4, 3)) for _ in range(stages + 2)]
+    weights = {}
+    for rule in (schedule, 'pipedream'):
+        for checkpoint in ('never', 'always'):
+            model = copy.deepcopy(start)
+            pipeline = Pipeline(model, [1] * stages, schedule=rule, devices=virtual(stages), loss_fn=mse, optimizer=sgd,
+                                checkpoint=checkpoint)
+            with torch.autocast('cpu', torch.bfloat16):
+                if rule == schedule and checkpoint == 'never':
+                    with pytest.raises(ValueError, match="keeps the copies that it took: pass checkpoint='always'"):
+                        pipeline.train(batches)
+                    assert all(map(torch.equal, model.parameters(), start.parameters()))
+                    pipeline.train(batches[:1])   # nothing is late
+                    continue
+                pipeline.train(batches)
+            weights[rule, checkpoint] = [*model.parameters()]
+    stashed = weights['pipedream', 'never']
+    assert all(map(torch.equal, weights['pipedream', 'always'], stashed))
+    assert not all(map(torch.equal, weights[schedule, 'always'], stashed))
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=3), st.data())
+def test_only_a_stage_that_corrects_takes_deltas_and_only_of_its_shapes(shapes: list, data) -> None:
+    def made(corrects: bool) -> PipeMare:
+        own = PipeMare(sgd([nn.Parameter(torch.ones(shape)) for shape in shapes]))
+        own.of_stage(1.0, corrects=corrects)
+        for parameter in own._parameters():
+            parameter.grad = torch.ones_like(parameter)
+        return own
+
+    one, other, last = made(True), made(True), made(False)
+    one.step()
+    other.load_state_dict(saved := one.state_dict())
+    assert all(torch.equal(other.state[b]['delta'], one.state[a]['delta'])
+               for a, b in zip(one._parameters(), other._parameters()))
+    last.load_state_dict(saved)
+    assert not any('delta' in values for values in last.state_dict()['state'].values())
+    number = data.draw(st.integers(0, len(shapes) - 1))
+    saved['state'][number]['delta'] = torch.ones(1, *shapes[number])   # would broadcast
+    with pytest.raises(ValueError, match=f"parameter {number} is of shape .*, and the 'delta'"):
+        other.load_state_dict(saved)

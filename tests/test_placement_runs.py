@@ -72,6 +72,26 @@ def test_replicas_train_by_the_mean_of_a_round_and_stay_alike_to_the_bit(counts,
     assert pipeline.state_dict().keys() == keys and len(pipeline.optimizers) == sum(counts)
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 4), st.lists(st.integers(1, 11), min_size=1, max_size=3), st.integers(0, 99))
+def test_all_rows_of_a_round_count_alike_whichever_mini_batches_they_are_of(r, sizes, seed) -> None:
+    """On r replicas of one stage a round is a step of the plain model by the mean loss of all its rows."""
+    sizes += [left] if (left := -sum(min(r, rows) for rows in sizes) % r) else []   # so that the last round is full
+    model, every = layers(1, seed), [batches(1, rows)[0] for rows in sizes]
+    plain = copy.deepcopy(model)
+    pipeline = Pipeline(model, [1], schedule=partial(pipedream, replicas=(r,)), chunks=r, loss_fn=mse,
+                        devices=['cpu'] * r, optimizer=sgd)
+    pipeline.train(every)
+    optimizer = sgd(plain.parameters())
+    parts = [part for x, y in every for part in zip(*(each.tensor_split(min(r, len(x))) for each in (x, y)))]
+    for first in range(0, len(parts), r):
+        x, y = (torch.cat(several) for several in zip(*parts[first:first + r]))
+        optimizer.zero_grad()
+        mse(plain(x), y).backward()
+        optimizer.step()
+    torch.testing.assert_close([*pipeline.parameters()], [*plain.parameters()], rtol=1e-12, atol=1e-13)
+
+
 def two_replicas(model: nn.Sequential, **options) -> Pipeline:
     return Pipeline(model, [1, 1], schedule=partial(pipedream, replicas=(2, 1)), chunks=4, loss_fn=mse,
                     devices=['cpu'] * 3, **{'optimizer': sgd, **options})
@@ -103,6 +123,23 @@ def test_buffers_stay_each_replicas_own() -> None:
         whole(torch.cat([parts[row], parts[row + 2]]))   # its own mini-batches, counted as one
         torch.testing.assert_close(dict(pipeline._held.partitions[row, 0].named_buffers()),
                                    {f'0.0.{name}': value for name, value in whole.named_buffers()})
+
+
+def test_buffers_that_somebody_changes_reach_all_replicas_and_no_others_do() -> None:
+    pipeline = two_replicas(nn.Sequential(nn.Sequential(nn.BatchNorm1d(3).double()), nn.Linear(3, 3).double()),
+                            optimizer=partial(torch.optim.SGD, lr=0.0))
+    first, second = (pipeline._held.partitions[row, 0][0][0] for row in (0, 1))
+    [(x, y)] = batches(1, 8)
+    pipeline.step(x, y)
+    assert not torch.equal(first.running_mean, second.running_mean)
+    own = second.running_var.clone()
+    with torch.no_grad():
+        pipeline.module[0][0].running_mean.fill_(7.0)
+    pipeline.eval_step(x, y)
+    assert bool((second.running_mean == 7.0).all()) and torch.equal(second.running_var, own)
+    pipeline.module[0][0].running_var = torch.full((3,), 2.0, dtype=torch.float64)
+    pipeline.eval_step(x, y)
+    assert bool((second.running_var == 2.0).all())
 
 
 def test_hooks_on_the_parameters_of_replicas_are_refused() -> None:

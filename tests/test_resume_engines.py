@@ -81,6 +81,14 @@ def test_a_run_moves_to_every_other_engine(source: str, optimizer: Callable) -> 
         torch.testing.assert_close(moved.model.state_dict(), plain.model.state_dict(), check_device=False)
 
 
+def assert_kept_once(saved: Saved, parameters: list[str], why: str) -> None:
+    """Replicas, and parts, have the same: a checkpoint has one copy."""
+    for name in parameters:
+        for keeps in (lambda part: part['model'], lambda part: part['optimizer'].get('state', ()),
+                      lambda part: part['optimizer'].get('options', ())):
+            assert sum(name in keeps(part) for part in saved.parts) == 1, f'{why}: {name}'
+
+
 def own(name: str) -> list:
     return [own_rows(name, batch) for batch in batches()]
 
@@ -125,6 +133,8 @@ def test_a_run_moves_from_one_process_to_ranks_and_back(tmp_path: Path) -> None:
         expected.step(*batch)
     launch(trains_and_saves, 2, args=(str(tmp_path),))
     wanted = taken(expected)
+    for name in ON_RANKS:
+        assert_kept_once(Checkpoints(tmp_path / name).latest(), [*dict(smooth().named_parameters())], name)
     for name in set(ON_RANKS) - {'pipedream', 'DataParallel'}:   # by other rules, and with a schedule of the rate
         saved = Checkpoints(tmp_path / name).latest()
         for target in ('plain', '1f1b', 'Spilled', 'Offloaded'):
@@ -195,6 +205,8 @@ def test_grids_and_tensor_parallel_parts_go_on_bit_for_bit_and_elsewhere(strateg
             assert interrupted == whole, strategy
     plain = language_model()
     optimizer = adam(plain.parameters())
+    for strategy in strategies:
+        assert_kept_once(Checkpoints(tmp_path / strategy).latest(), [*dict(plain.named_parameters())], strategy)
     load_training_state(Checkpoints(tmp_path / strategies[0]).latest(), plain, optimizer)
     wanted = training_state(plain, optimizer)
     for strategy in strategies[1:]:   # all have gone the same way

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fewgpu.schedule import (SCHEDULES, Op, Schedule, check, gems, gpipe, grid, interleaved,
-                             one_f_one_b, pipedream, staleness, stashes, two_bw, versions, versions_alive,
+                             one_f_one_b, pipedream, staleness, stashes, two_bw, v_shape, versions, versions_alive,
                              with_messages, with_updates, zero_bubble)
 from fewgpu.schedule.waits import verify_no_deadlock
+from fewgpu.simulate import Costs, simulate
 from tests.schedules import FLUSHING, dressed, is_right, schedules
 
 SIZES = st.integers(1, 8), st.integers(1, 20)   # stages, micro-batches
@@ -37,6 +38,16 @@ def test_each_stage_takes_the_micro_batches_in_order(schedule: Schedule) -> None
         for stage, kind in {(op.stage, op.kind) for op in row}:
             taken = [op.micro_batch for op in row if (op.kind, op.stage) == (kind, stage)]
             assert taken == sorted(taken, reverse=(schedule.name, kind) == ('gpipe', 'B'))
+
+
+@given(st.sampled_from((2, 4, 5, 6, 7, 8, 3)), st.integers(1, 40))
+def test_a_v_idles_as_long_as_gpipe_or_up_to_half_as_long_again_but_for_three_devices(n: int, m: int) -> None:
+    v = simulate(v_shape(2 * n, m), Costs(F=1, B=2))
+    work, of_gpipe = 2 * 3 * m, 2 * 3 * (n - 1)   # arXiv 1811.06965, section 2.3: n - 1 slots
+    if n == 3:
+        assert v.bubble > 1 / 7
+    else:
+        assert v.makespan - work <= of_gpipe * (1.0 if n in (2, 4) else 1.5)
 
 
 @given(schedules([name for name in SCHEDULES if name not in ('gems', 'v-shape')]))

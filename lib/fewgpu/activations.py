@@ -37,7 +37,8 @@ def offloading_activations(device: Device, stay: Iterable[torch.Tensor] = (), ah
     which has to be inside, too. Tensors that share memory with those that `stay` (parameters) do.
 
     While one is used, `ahead` more are on their way: to the host, and back in the reverse order. What is changed
-    in place after it was saved is, in the backward, what it was when it was saved (where autograd would refuse).
+    in place after it was saved is, in the backward, what it was when it was saved (where autograd would refuse);
+    of what stays there is no copy, so a backward that needs it refuses, as autograd does: RuntimeError.
 
     Raises ValueError for a negative `ahead`.
     """
@@ -58,6 +59,19 @@ class _Place:
         self.number = number
 
 
+class _Stays(NamedTuple):
+    """What autograd keeps of a tensor that stays: itself, and how often it had been changed."""
+
+    tensor: torch.Tensor
+    version: int
+
+    def intact(self) -> torch.Tensor:
+        if self.tensor._version != self.version:
+            raise RuntimeError(f'a tensor of shape {tuple(self.tensor.shape)} that the backward needs was changed in '
+                               f'place after the forward (by an optimizer step, say): change it after the backward')
+        return self.tensor
+
+
 class _Moved:
     """What has been moved, in order."""
 
@@ -72,9 +86,9 @@ class _Moved:
         self._coming: dict[int, Future] = {}   # what is on its way back
         self.is_over = False
 
-    def pack(self, tensor: torch.Tensor) -> torch.Tensor | _Place:
+    def pack(self, tensor: torch.Tensor) -> _Stays | _Place:
         if storage(tensor) in self._stay:
-            return tensor
+            return _Stays(tensor.detach(), tensor._version)   # with its history, a result would hold its own graph
         number, self._count = self._count, self._count + 1
         parcel = Parcel.of(tensor.detach())
         copy = self.copying.submit(parcel.copy_to, torch.device('cpu')).result()   # now: it may be changed in place
@@ -85,9 +99,9 @@ class _Moved:
         weakref.finalize(place, self._forget, number)   # when its graph is gone
         return place
 
-    def unpack(self, kept: torch.Tensor | _Place) -> torch.Tensor:
-        if isinstance(kept, torch.Tensor):
-            return kept
+    def unpack(self, kept: _Stays | _Place) -> torch.Tensor:
+        if isinstance(kept, _Stays):
+            return kept.intact()
         if self.is_over:
             raise RuntimeError('the activations were on the host, and are gone: call backward inside `with '
                                'offloading_activations(...)`')

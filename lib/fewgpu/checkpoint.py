@@ -10,8 +10,9 @@
         checkpoints.save(step, training_state(model, optimizer))
 
 A checkpoint is a folder with a file a rank and a manifest. It is written under another name and renamed when
-all of it is on the disk, so that a process that dies at any moment leaves the one before. A file that is cut
-short or altered does not match the manifest, and the checkpoint is passed over.
+all of it is on the disk, so that a process that dies at any moment leaves the one before (also where the same step
+is saved again: the older one is aside for that moment, and `latest` finds it there). A file that is cut short or
+altered does not match the manifest, and the checkpoint is passed over.
 """
 
 import hashlib
@@ -29,6 +30,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from fewgpu.group import is_distributed
 from fewgpu.collectives import Group, all_gather
@@ -37,6 +39,7 @@ from fewgpu.training_state import load_training_state, training_state
 __all__ = ['Checkpoints', 'Saved', 'load_training_state', 'training_state']
 
 _MANIFEST = 'manifest.json'
+_PARTIAL, _ASIDE = '-partial', '-before'   # of a checkpoint that is being written, and of one that it replaces
 
 
 class Saved:
@@ -86,12 +89,13 @@ class Checkpoints:
         step = _verified(operator.index(step), state)
         if len({*self._together(_bytes_of(str(step).encode()))}) > 1:
             raise ValueError(f'the ranks save different steps, this one {step}: all take the same ones')
-        if later := [folder.name for folder in self._finished() if int(folder.name) > step]:
-            raise ValueError(f'{self.folder} holds a checkpoint of step {int(max(later, key=int))}, later than {step}: go on '
-                             f'from it (latest()), or choose another folder')
-        final, partial = self.folder / f'{step:09}', self.folder / f'.{step:09}-partial'
+        if later := [int(folder.name) for folder in self._finished() if int(folder.name) > step]:
+            raise ValueError(f'{self.folder} holds a checkpoint of step {max(later)}, later than {step}: go on from it '
+                             f'(latest()), or choose another folder')
+        final, partial = self.folder / f'{step:09}', self.folder / f'.{step:09}{_PARTIAL}'
         if self._rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)   # of a run that died
+            for left in self.folder.glob(f'.*{_PARTIAL}'):   # by a run that died
+                shutil.rmtree(left, ignore_errors=True)
             partial.mkdir()
         self._together()
         file = partial / f'rank-{self._rank}.pt'
@@ -99,6 +103,7 @@ class Checkpoints:
             torch.save(dict(state), out)
             out.flush()
             os.fsync(out.fileno())
+        _read_back(file)
         digests = self._together(_digest(file))
         if self._rank == 0:
             self._publish(step, digests, partial, final)
@@ -109,6 +114,9 @@ class Checkpoints:
         """The newest checkpoint that is whole, or None. Warns of newer ones that are not, and puts them aside,
         under names that end with '-damaged'."""
         damaged, saved = [], None
+        if self._rank == 0:
+            self._put_back()
+        self._together()
         for folder in reversed(self._finished()):
             try:
                 saved = _read(folder)
@@ -128,19 +136,31 @@ class Checkpoints:
             out.flush()
             os.fsync(out.fileno())
         _sync(partial)
+        self._put_back()
         if final.exists():   # the same step, saved by a run that went this way before
-            os.replace(final, aside := final.with_name(f'.{final.name}-before'))
+            os.replace(final, aside := final.with_name(f'.{final.name}{_ASIDE}'))
             os.replace(partial, final)
+            _sync(self.folder)
             shutil.rmtree(aside, ignore_errors=True)
         else:
             os.replace(partial, final)
-        _sync(self.folder)
+            _sync(self.folder)
         for old in self._finished()[:-self._keep]:
             shutil.rmtree(old, ignore_errors=True)
 
+    def _put_back(self) -> None:
+        """What a process that died while it replaced a checkpoint has left aside."""
+        for aside in self.folder.glob(f'.*{_ASIDE}'):
+            final = aside.with_name(aside.name.removeprefix('.').removesuffix(_ASIDE))
+            if final.exists():
+                shutil.rmtree(aside)
+            else:
+                os.replace(aside, final)
+
     def _finished(self) -> list[Path]:
         """The oldest first."""
-        return sorted((path for path in self.folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+        return sorted((path for path in self.folder.iterdir() if path.name.isascii() and path.name.isdigit()),
+                      key=lambda path: int(path.name))
 
     def _together(self, mine: bytes = bytes(32)) -> list[str]:
         """32 bytes of every rank, as text; returns when all have come this far."""
@@ -169,12 +189,22 @@ def _read(folder: Path) -> Saved:
     return Saved(step, parts)
 
 
+def _read_back(file: Path) -> None:
+    """Raises TypeError for what even this torch could not read again (b'', for one). Tensors are not read for it."""
+    try:
+        torch.load(os.fspath(file), map_location='cpu', weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise TypeError('the state holds plain data that torch.load(weights_only=True) refuses, as an empty bytes '
+                        'or a number of a thousand digits: leave it out') from error
+
+
 def _of_manifest(step: int, files: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps([step, files]).encode()).hexdigest()
 
 
 # What torch.load(weights_only=True) reads.
 _CONTAINERS = (dict, OrderedDict, Counter, list, tuple, set)
+_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
 
 
@@ -188,12 +218,13 @@ def _verified(step: int, state: Mapping[str, Any]) -> int:
 def _verify(value: Any, where: str) -> None:
     """Raises TypeError, naming the place, for what could not be read again."""
     if type(value) in _CONTAINERS:
-        parts = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, part in parts:
+        for key in value if isinstance(value, dict) else ():
+            _verify(key, f'a key of {where}')
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
             _verify(part, f'{where}[{key!r}]')
-    elif type(value) not in _PLAIN and not isinstance(value, torch.Tensor):
-        raise TypeError(f'{where} is a {type(value).__name__}: a checkpoint holds tensors and plain data only: save its '
-                        f'state_dict(), or a float, list or dict of it')
+    elif type(value) not in (*_PLAIN, *_TENSORS):
+        raise TypeError(f'{where} is a {type(value).__name__}: a checkpoint holds tensors and plain data only: save '
+                        f'its state_dict(), or a float, list or dict of it')
 
 
 def _bytes_of(text: bytes) -> bytes:

@@ -1,5 +1,6 @@
 """The stages that this process holds: on threads all of them, on ranks those of one row."""
 
+import contextlib
 import copy
 import inspect
 from collections import OrderedDict
@@ -14,6 +15,7 @@ from fewgpu.device import Device
 from fewgpu.group import is_distributed as is_distributed   # for who looks for it here
 from fewgpu.loss import LossFn, WithLoss
 from fewgpu.loss_scale import LossScale
+from fewgpu.minibatches import MiniBatches
 from fewgpu.partition import place, split
 from fewgpu.pipemare import PipeMare
 from fewgpu.schedule import TARGET, Schedule
@@ -61,6 +63,7 @@ class Held:
                 own = copy.deepcopy(loss_fn) if self._with_loss and isinstance(loss_fn, nn.Module) else loss_fn
                 self._with_loss[row] = WithLoss(partition, own).to(self._device_of[row].torch)
         self.optimizers = self._make_optimizers(optimizer)
+        self._noted = self._buffers()
 
     def of_row(self, row: int) -> dict[int, nn.Module]:
         """What a row holds, by stage."""
@@ -77,13 +80,17 @@ class Held:
         for layers in self._layers.values():
             layers.load_state_dict({key: state[key] for key in layers.state_dict() if key in state})
 
+    def first_of(self, stage: int) -> nn.Module:
+        """The layers of `module` that are a stage which is here."""
+        return self._first[stage]
+
     def holds(self, stage: int) -> bool:
         return stage in self._first
 
-    def begin(self, row: int, schedule: Schedule, context: Context, average: Average | None, *,
-              mini_batches: int = 1, updates: bool = True) -> dict[int, StageStep]:
+    def begin(self, row: int, schedule: Schedule, context: Context, average: Average | None, batches: MiniBatches, *,
+              updates: bool = True) -> dict[int, StageStep]:
         """A step of the stages of a row, which is to run its operations in `schedule` (with messages) on
-        so many mini-batches. Without `updates` gradients are left in the parameters' `.grad`."""
+        `batches`. Without `updates` gradients are left in the parameters' `.grad`."""
         begun = {}
         for s, module in self.of_row(row).items():
             ops = [op for op in schedule.rows[row] if op.stage == s]
@@ -91,13 +98,15 @@ class Held:
                 module = self._with_loss[row]
             optimizer = self.optimizers.get((row, s)) if updates else None
             stage = Stage(s, module, self._device_of[row], optimizer, average)
-            begun[s] = stage.begin(context, max(1, sum(op.kind == 'F' for op in ops) // mini_batches))
+            begun[s] = stage.begin(context, max(1, sum(op.kind == 'F' for op in ops) // len(batches.rows)),
+                                   batches.rounds(schedule, s))
         return begun
 
     @torch.no_grad()
     def align(self) -> None:
         """Let the copies be as the layers of `module` are: modes, what is trained, and weights, for
-        somebody may have loaded or changed those. Buffers stay each copy's own.
+        somebody may have loaded or changed those. Buffers stay each copy's own, but for those of `module` that
+        somebody has changed since its last step.
 
         Raises ValueError for hooks on parameters, which would run for the first replica only.
         """
@@ -113,6 +122,23 @@ class Held:
             for parameter, other in zip(first.parameters(), layers.parameters()):
                 other.requires_grad_(parameter.requires_grad)
                 other.copy_(parameter)
+            for (name, buffer), other in zip(first.named_buffers(), layers.buffers()):
+                noted, version = self._noted[s, name]
+                if buffer is not noted or buffer._version != version:
+                    other.copy_(buffer)
+
+    @contextlib.contextmanager
+    def noting_buffers(self) -> Iterator[None]:
+        """Inside, a step changes the buffers of `module`; who does it outside means those of the copies, too."""
+        try:
+            yield
+        finally:
+            self._noted = self._buffers()
+
+    def _buffers(self) -> dict[tuple[int, str], tuple[torch.Tensor, int]]:
+        """Of the layers of `module`, with how often each has been changed."""
+        return {(s, name): (buffer, buffer._version) for s, first in self._first.items()
+                for name, buffer in first.named_buffers()}
 
     def _make_optimizers(self, make: MakeOptimizer | None) -> dict[tuple[int, int], torch.optim.Optimizer]:
         """One for every stage, and replica, that has something to train."""

@@ -1,13 +1,16 @@
 """What the stages of this process know: weights and what optimizers remember, under the plain model's names."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from fewgpu.held import Held
 from fewgpu.optimizer_state import load_named_state, named_state
+
+if TYPE_CHECKING:
+    from fewgpu.hybrid import Replicas
 
 
 class HeldState:
@@ -16,6 +19,9 @@ class HeldState:
     _held: Held
     module: nn.Sequential
     optimizers: dict[tuple[int, int], torch.optim.Optimizer]
+    replicas: 'Replicas | None'
+    _homes: dict[int, tuple[int, ...]]   # the rows that hold each stage
+    _rows: list[int]                     # of this process
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Of the stages of this process."""
@@ -29,6 +35,14 @@ class HeldState:
         """Take the own entries out of the plain model's state_dict, or any part of it that has
         them; raises as torch does if one is missing."""
         self._held.load_state_dict(state)
+
+    def kept_elsewhere(self) -> set[str]:
+        """The parameters of this process that a checkpoint has from the first process that holds them: those of
+        replicas are the same. (Buffers are each replica's own.)"""
+        firsts = [] if self.replicas and not self.replicas.is_first else [
+            self._held.first_of(s) for s, rows in self._homes.items() if rows[0] in self._rows]
+        return {name for name, _ in self.module.named_parameters()} - {
+            name for layers in firsts for name, _ in layers.named_parameters()}
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
         """What the optimizers of this process remember: see fewgpu.optimizer_state."""

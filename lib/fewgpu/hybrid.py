@@ -43,6 +43,11 @@ class Replicas:
         self._group, self._parts = group, parts
         self._weight = 1.0
 
+    @property
+    def is_first(self) -> bool:
+        """Is this the rank of replica 0, and of part 0, that holds these stages?"""
+        return self._group.rank == 0 and (self._parts is None or self._parts.rank == 0)
+
     def start_alike(self, module: nn.Module) -> None:
         """Everybody takes the parameters and buffers of replica 0. Raises ValueError if the replicas
         do not have the same ones."""

@@ -130,10 +130,11 @@ def _shape(loss: Any) -> str:
     return f'one of shape {tuple(loss.shape)}' if isinstance(loss, torch.Tensor) else f'{loss!r}'
 
 
-def target_messages(y: Any, rows: Sequence[int], schedule: Schedule, loss_fn: LossFn, scale: float = 1.0
-                    ) -> dict[Message, Any]:
+def target_messages(y: Any, rows: Sequence[int], schedule: Schedule, loss_fn: LossFn,
+                    scales: Sequence[float] | None = None) -> dict[Message, Any]:
     """The messages that make the last stage compute the loss of each micro-batch (of so many rows), and
-    start its backward, from `scale`, where there is one. None without targets `y`, which only an evaluation may lack.
+    start its backward, from its scale (1), where there is one. None without targets `y`, which only an evaluation
+    may lack.
 
     Raises TypeError if a schedule that trains has no targets, ValueError if their rows are not those of
     the inputs, or if a mean loss leaves some out.
@@ -150,5 +151,12 @@ def target_messages(y: Any, rows: Sequence[int], schedule: Schedule, loss_fn: Lo
     parts = zip(scatter(y, len(rows)), shares(rows, schedule.update_every, loss_fn))
     feed: dict[Message, Any] = {target(last, i): part for i, part in enumerate(parts)}
     if trains:
-        feed |= {gradient(last, i): [torch.full((), scale)] for i in range(len(rows))}
+        feed |= {gradient(last, i): [_start(scale)]
+                 for i, scale in enumerate([1.0] * len(rows) if scales is None else scales)}
     return feed
+
+
+def _start(scale: float) -> torch.Tensor:
+    """Where a backward starts; autograd makes it of the loss's type. As small as it can be without being rounded."""
+    start = torch.full((), scale)
+    return start if start.item() == scale else torch.full((), scale, dtype=torch.float64)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fewgpu.batchnorm import DeferredBatchNorm
-from fewgpu.loss import LossFn, target_messages, total
+from fewgpu.loss import LossFn, rows_of_updates, target_messages, total
 from fewgpu.microbatch import scatter
 from fewgpu.schedule import Message, Schedule, activation
 
@@ -40,15 +40,41 @@ class MiniBatches:
                  ) -> dict[Message, Any]:
         """What the caller sends to those of `stages` that take some. Raises as `target_messages` does."""
         messages: dict[Message, Any] = {}
+        weights = iter(self.weights(schedule))
         for first, x, y, rows in zip(accumulate(self.counts, initial=0), self.xs, self.ys, self.rows):
             parts: dict[Message, Any] = {}
             if 0 in stages:
                 parts |= {activation(0, i): part for i, part in enumerate(scatter(x, len(rows)))}
             if schedule.stages - 1 in stages:
-                parts |= target_messages(y, rows, schedule, loss_fn, scale)
+                parts |= target_messages(y, rows, schedule, loss_fn, [scale * next(weights) for _ in rows])
             messages |= {message._replace(micro_batch=first + message.micro_batch): value
                          for message, value in parts.items()}
         return messages
+
+    def weights(self, schedule: Schedule) -> list[float]:
+        """By what the gradient of each micro-batch is multiplied, beside its share of the rows of its update: 1.
+
+        But where stages live on several devices an update is of a round of several such updates, as many as there
+        are replicas, and another number on another stage. All rows of a round are to count alike, so micro-batches
+        weigh by the rows of their update (1 is what the first one has), and `rounds` divide.
+        """
+        if not _has_rounds(schedule):
+            return [1.0] * sum(self.counts)
+        counts = self._of_updates(schedule)
+        return [count / counts[0] for count in counts]
+
+    def rounds(self, schedule: Schedule, stage: int) -> list[float]:
+        """By what a stage divides the gradients of each of its updates: what the micro-batches of that weigh. With
+        as many rows in each that is the number of replicas. Empty: by nothing."""
+        if not _has_rounds(schedule):
+            return []
+        counts, covered = self._of_updates(schedule), schedule.covered(stage)
+        return [sum(counts[first:first + covered]) / (schedule.update_every * counts[0])
+                for first in range(0, len(counts), covered)]
+
+    def _of_updates(self, schedule: Schedule) -> list[int]:
+        """For each micro-batch, how many rows are in its update (1, if there are no rows at all)."""
+        return [count or 1 for rows in self.rows for count in rows_of_updates(rows, schedule.update_every)]
 
     def losses(self, values: Sequence[torch.Tensor], update_every: int | None, loss_fn: LossFn
                ) -> torch.Tensor | None:
@@ -56,6 +82,10 @@ class MiniBatches:
         left = iter(values)
         return torch.stack([total([*islice(left, len(rows))], rows, update_every, loss_fn)
                             for rows in self.rows]) if values else None
+
+
+def _has_rounds(schedule: Schedule) -> bool:
+    return bool(schedule.update_every) and any(len(devices) > 1 for devices in schedule.devices_of.values())
 
 
 def pairs(batches: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:

@@ -36,7 +36,7 @@ from fewgpu.schedule.named import schedule_makers
 from fewgpu.schedule.plans import Plans
 from fewgpu.skip_routes import routes
 from fewgpu.trace import Timeline
-from fewgpu.updates import updating, verify_can_wait
+from fewgpu.updates import updating, verify_can_wait, verify_meets_newest
 from fewgpu.transport import Mailbox, refuse_devices_around
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Pipeline(HeldState):
 
     Replicas of a stage start alike, and have the same parameters after every step; `module`, `parameters()` and
     `state_dict()` are those of the first one in this process. Buffers, such as the statistics of batch norm, stay each
-    replica's own. `optimizers` has one a replica.
+    replica's own, until those of `module` are changed between two steps. `optimizers` has one a replica.
 
     What raises may have updated some stages and not others; the error says which. Raises TypeError for a module,
     optimizer or loss that cannot be cut into stages, ValueError for what does not fit, IndexError for too few devices.
@@ -230,14 +230,14 @@ class Pipeline(HeldState):
         own = [i for i in range(whole.micro_batches) if whole.device_at(self._last, i) in self._rows]
         context = Context.capture(self.devices, seed)
         batches.verify_for(self.module)
+        verify_meets_newest(whole, context, self.devices)
         self._held.align()
         average = self.replicas.average if self.replicas else (
             self.loss_scale.unscaled_or_none if self.loss_scale and updates else None)
-        stages = [self._held.begin(row, schedule, context, average, mini_batches=len(batches.rows), updates=updates)
-                  for row in self._rows]
+        stages = [self._held.begin(row, schedule, context, average, batches, updates=updates) for row in self._rows]
         self._latest, limit = schedule, self.time_limit
         mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(schedule, time_limit=limit)
-        with telling_who_updated(stages):
+        with telling_who_updated(stages), self._held.noting_buffers():
             values, self._spans = run(schedule, self._rows, self.devices, stages, messages,
                                       [activation(self._last + 1, i) for i in own],
                                       whole=whole, mailbox=mailbox)

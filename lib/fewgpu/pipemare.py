@@ -127,9 +127,17 @@ class PipeMare:
                                    zip(numbers, self._parameters(), strict=True) if parameter in state}}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """What `state_dict` gave, or what that of the optimizer alone gave: then T1 and T2 begin anew."""
+        """What `state_dict` gave, or what that of the optimizer alone gave: then T1 and T2 begin anew. A stage that
+        does not correct (the last one, say) leaves each 'delta' out.
+
+        Raises ValueError, before anything is changed, for a 'delta' of another shape than its parameter."""
         state = {number: dict(values) for number, values in saved['state'].items()}
         deltas = {number: values.pop('delta') for number, values in state.items() if 'delta' in values}
+        deltas = deltas if self.corrects else {}
+        for number, parameter in enumerate(self._parameters()):
+            if number in deltas and deltas[number].shape != parameter.shape:
+                raise ValueError(f"parameter {number} is of shape {tuple(parameter.shape)}, and the 'delta' that was saved "
+                                 f'for it of {tuple(deltas[number].shape)}: load what was saved of the same model')
         self.optimizer.load_state_dict(
             {**saved, 'state': {number: values for number, values in state.items() if values}})
         for group in self.param_groups:

@@ -166,8 +166,7 @@ class Interpreter:
         devices = self._whole.devices_of[op.stage]
         shares = [self._values.pop(share(op, device, self._index)) for device in devices
                   ] if len(devices) > 1 else None
-        stage.update(self._whole.needed_after(op.stage, stage.updates), shares,
-                     mean=self._whole.update_every is not None)
+        stage.update(self._whole.needed_after(op.stage, stage.updates), shares)
         return stage.updates
 
 

@@ -25,7 +25,7 @@ LONGEST = 200   # bytes of a name: it travels with the message
 
 
 @dataclass
-class Saved:
+class Waiting:
     """A skip that waits for its loads."""
 
     name: str
@@ -49,7 +49,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.saved: list[Saved] = []
+        self.saved: list[Waiting] = []
         self.is_exact = False   # does `saved` belong to one forward alone?
 
 
@@ -57,7 +57,7 @@ _thread = _Thread()
 
 
 @contextlib.contextmanager
-def own_skips() -> Iterator[list[Saved]]:
+def own_skips() -> Iterator[list[Waiting]]:
     """Inside, one forward runs: it finds what it saved itself, and leaves nothing behind."""
     before, saved = (_thread.saved, _thread.is_exact), []
     _thread.saved, _thread.is_exact = saved, True
@@ -88,7 +88,7 @@ class Save(nn.Module):
         if _thread.is_exact and any(one.name == self.name for one in saved):
             raise saved_twice(self.name)
         saved[:] = [one for one in saved if one.by is not self]   # left by a forward that failed half-way
-        saved.append(Saved(self.name, x, self.loads, self))
+        saved.append(Waiting(self.name, x, self.loads, self))
         # A node of its own in the graph: gradients of what follows then add up before that of the skip
         # is added, in the plain model as behind a cut, so that both are equal to the bit.
         return x.view_as(x)

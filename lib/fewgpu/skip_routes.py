@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from fewgpu.schedule import Skip
-from fewgpu.skip import Load, Save, Saved, not_loaded, not_saved, own_skips, saved_twice
+from fewgpu.skip import Load, Save, Waiting, not_loaded, not_saved, own_skips, saved_twice
 
 ROUTES = ('straight', 'through')
 
@@ -46,7 +46,7 @@ class WithSkips(nn.Module):
     def forward(self, value: Any) -> Any:
         skips, x = value if self.imports else ({}, value)
         with own_skips() as saved:
-            saved += [Saved(name, skip, self.imports[name]) for name, skip in skips.items()]
+            saved += [Waiting(name, skip, self.imports[name]) for name, skip in skips.items()]
             y = self.partition(x)
             newest = {one.name: one for one in saved}
             exported = {name: newest[name].intact() for name in self.exports}

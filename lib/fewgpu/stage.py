@@ -53,14 +53,14 @@ class Stage:
     optimizer: torch.optim.Optimizer | PipeMare | None = None   #: for schedules with updates
     average: Callable[[Gradients], Gradients] | None = None   #: over replicas, before an update
 
-    def begin(self, context: Context, micro_batches: int) -> 'StageStep':
+    def begin(self, context: Context, micro_batches: int, divisors: Sequence[float] = ()) -> 'StageStep':
         """The stage's part of one step."""
         for layer in self.module.modules():
             if isinstance(layer, DeferredBatchNorm):
                 layer.begin(micro_batches)
         if ledger := self.device.ledger:
             ledger.adopt([*self.module.parameters(), *self.module.buffers()], parameters=True)
-        return StageStep(self, context)
+        return StageStep(self, context, divisors)
 
 
 @dataclass
@@ -69,6 +69,7 @@ class StageStep:
 
     stage: Stage
     context: Context
+    divisors: Sequence[float] = ()   #: of the gradients of each update (none: 1), see MiniBatches.rounds
     updates: int = 0   #: so far, in this step
     _versions: dict[int, Weights] = field(default_factory=dict)
     _stashes: dict[int, Stash] = field(default_factory=dict)
@@ -174,26 +175,25 @@ class StageStep:
         self.weights(self.updates)   # a replica without a forward has parameters, too
         return [*self.take_gradients().values()]
 
-    def _add_up(self, shares: Sequence[Shares], mean: bool) -> Gradients:
+    def _add_up(self, shares: Sequence[Shares]) -> Gradients:
         """In their order, so that it is the same on all replicas to the last bit."""
         gradients: Gradients = {}
         for parameter, *parts in zip(self.weights(self.updates).shadows, *shares, strict=True):
             parts = [part for part in parts if part is not None]
-            total = sum(parts[1:], parts[0].clone()) if parts else None   # others may still copy parts[0]
-            gradients[parameter] = total / len(shares) if mean and parts else total
+            gradients[parameter] = sum(parts[1:], parts[0].clone()) if parts else None   # others may copy parts[0]
         return gradients
 
     @torch.no_grad()
-    def update(self, keep: Collection[int] = (), shares: Sequence[Shares] | None = None, *,
-               mean: bool = False) -> None:
+    def update(self, keep: Collection[int] = (), shares: Sequence[Shares] | None = None) -> None:
         """Hand the gradients to the parameters, and let the optimizer, if there is one, use them.
 
         `keep` are the versions needed afterwards. If the newest is none of them, it is overwritten:
         micro-batches that are stashed with it will find the new weights in it. If the stage lives on
-        several devices, `shares` are what each of them has taken, this one's among them: they are added
-        up (`mean`: and divided by how many they are).
+        several devices, `shares` are what each of them has taken, this one's among them: they are added up.
         """
-        gradients = self.take_gradients() if shares is None else self._add_up(shares, mean)
+        gradients = self.take_gradients() if shares is None else self._add_up(shares)
+        if self.divisors and (divisor := self.divisors[self.updates]) != 1.0:
+            gradients = {parameter: None if each is None else each / divisor for parameter, each in gradients.items()}
         if self.stage.average is not None:
             gradients = self.stage.average(gradients)
         overwritten = None if self.updates in keep else self._versions.get(self.updates)

@@ -18,8 +18,9 @@ def training_state(model: Any, optimizer: torch.optim.Optimizer | None = None, *
 
     `model` is a module, or an engine that has its optimizers itself (Pipeline, ZeRO, ...). `more` are objects
     with a state_dict (a scaler, a `LossScale`, a learning-rate schedule) or plain values (the epoch). All ranks call
-    it. Where all ranks hold the same, only rank 0 keeps it. The names are the plain model's, and values whole: any
-    engine goes on from them. (Buffers of replicas within one process are those of the first.)
+    it. What several ranks hold, only the first of them keeps; buffers of pipelines side by side are each one's own.
+    The names are the plain model's, and values whole: any engine goes on from them. (Buffers of replicas within one
+    process are those of the first.)
     """
     whole = not getattr(model, 'ranks', None)   # a Pipeline on ranks: each holds its stages
     keeps = not whole or not dist.is_initialized() or dist.get_rank() == 0
@@ -31,6 +32,11 @@ def training_state(model: Any, optimizer: torch.optim.Optimizer | None = None, *
     else:
         remembered = named_state(model.named_parameters(), [optimizer] if optimizer else [])
     remembered = plain_optimizer_state(module, remembered) if cut else remembered
+    if hasattr(model, 'kept_elsewhere'):
+        others = model.kept_elsewhere()
+        weights = {name: value for name, value in weights.items() if name not in others}
+        remembered = {what: {name: value for name, value in entries.items() if name not in others}
+                      for what, entries in remembered.items()}
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {'model': weights if keeps else {}, 'optimizer': remembered if keeps else {},
             'random': {'cpu': torch.get_rng_state(), 'gpus': gpus},

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from fewgpu.context import Context
+from fewgpu.device import Device
 from fewgpu.loss_scale import LossScale
-from fewgpu.schedule import Schedule
+from fewgpu.schedule import Schedule, staleness
 
 
 def verify_can_wait(layout: Schedule, update: bool) -> None:
@@ -15,6 +17,19 @@ def verify_can_wait(layout: Schedule, update: bool) -> None:
     if not update and layout.update_every is not None:
         raise ValueError(f'{layout.name} updates the weights within a step, and cannot wait for more mini-batches: '
                          f'choose more chunks, or a schedule that flushes, as 1f1b')
+
+
+def verify_meets_newest(schedule: Schedule, context: Context, devices: Iterable[Device]) -> None:
+    """Raises ValueError if a schedule wants newer weights in a backward than in its forward, and the forward leaves
+    autocast's copies of them behind, which no update reaches: without a word the backward would use old weights."""
+    casts = {kind for kind, _ in context.autocast} & {device.torch.type for device in devices}
+    if not casts or schedule.weights not in ('unstashed', 'corrected'):
+        return
+    for (stage, i), late in sorted(staleness(schedule).items()):
+        if late and schedule.keeps(stage, i) == 'graph':
+            raise ValueError(f'{schedule.name} takes newer weights in the backward of micro-batch {i} on stage {stage} '
+                             f"than in its forward, and under autocast a layer keeps the copies that it took: pass "
+                             f"checkpoint='always', which makes them anew")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ A schedule that keeps no older version needs nothing more: the update writes int
 stashed graph has saved, and the backward meets the newest weights. So it is wherever a layer's backward
 reads them, to carry a gradient to its input: in linear layers, convolutions, most norms. It is not where
 a layer has made a copy (instance norm, weight norm): autocast's copies in lower precision stay as they were
-in the forward, and only a recompute makes them anew.
+in the forward, and only a recompute makes them anew (so under autocast it is asked for: `verify_meets_newest`).
 """
 
 import contextlib

@@ -35,7 +35,7 @@ def pipedream(stages: int, micro_batches: int, *, replicas: Sequence[int] | None
                                             device 2 | 1F0 1B0 1U0 1F1 1B1 1U1 1F2 1B2 1U2 1F3 1B3 1U3
 
     Of r replicas mini-batch i goes, forward and backward, to number i mod r ("round-robin"), and
-    after a round of r mini-batches all make the same update, by the mean of their gradients. Each replica
+    after a round of r mini-batches all make the same update, by the mean over all their rows. Each replica
     of a stage admits ceil(devices from this stage on / r) mini-batches: for the first stage that is
     NOAM, and it is how many versions the stage keeps. Nobody waits for ever, whatever the numbers: what
     an operation of mini-batch i waits for are forwards, and updates by mini-batches before i. (That the

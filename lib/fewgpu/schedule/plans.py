@@ -42,7 +42,7 @@ class Plans:
         messages.
 
         Raises ValueError as `of` does, and if an update would cover parts of two mini-batches. (Where a stage
-        has replicas, their mean may.)
+        has replicas, a round of theirs may.)
         """
         if self.layout.update_every is None:
             whole = replace(following([self.of('training', count, True)[0] for count in counts]),
