@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.rule import Rule
 
 from fewgpu.workshop import arguments, machine
+from fewgpu.workshop.compare_files import refuse_unwritable
 from fewgpu.workshop.contestants import (Contestant, Result, Settings, command_line, contestants,
                                          run)
 
@@ -54,29 +55,32 @@ def compare(
     signal.signal(signal.SIGTERM, signal.default_int_handler)   # ends like Ctrl-C: no one is left
     console = Console(highlight=False)
     wanted, arch = _wanted(only), arch or ('resnet18' if every else 'resnet50')
+    refuse_unwritable(out, ('systems.png', 'systems.json') if every else ('compare.png', 'compare.json'))
     if every and (only or epochs > 1):
         raise typer.BadParameter('--all shows every system over one epoch: leave --only and --epochs out')
     layers = _check(arch, balance_by, devices)
     asked = {'batchsize': batchsize, 'samples': samples, 'test_samples': test_samples}
     settings = _settings(devices or len(layers), arch, asked, num_microbatches, epochs, seed)
-    try:
-        (out / 'reports').mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise typer.BadParameter(f'cannot write to --out {out} ({error.strerror})') from None
     if every:
         raise typer.Exit(_all(console, settings, asked, balance_by, layers, out))
+    raise typer.Exit(_side_by_side(console, settings, asked, balance_by, layers, out, wanted))
+
+
+def _side_by_side(console: Console, settings: Settings, asked: dict[str, int | None], balance_by: str, layers: list[int],
+                  out: Path, wanted: Sequence[str]) -> int:
+    """The scripts of the kit, one after the other; the exit code."""
     try:
         facts = _introduce(console, settings, asked)
         balance = _choose_balance(console, settings, balance_by, layers)
     except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+        return INTERRUPTED
     taking_part = [one for one in contestants(settings, balance) if one.key in wanted]
     results, interrupted = _run_all(console, taking_part, out / 'reports')
     if results:
         _show(console, results, facts, out)
     if interrupted:
-        raise typer.Exit(INTERRUPTED)
-    raise typer.Exit(any(not one.report and not one.contestant.peer for one in results))
+        return INTERRUPTED
+    return int(any(not one.report and not one.contestant.peer for one in results))
 
 
 def _wanted(only: str) -> Sequence[str]:

@@ -13,20 +13,32 @@ from fewgpu.workshop.systems.work import WARM_UP, Work
 
 MINI_BATCHES = 3   # measured, after those that warm up
 DEPTHS = (1, 2, 4, 8)
+MOST = 60_000 // (WARM_UP + MINI_BATCHES)   # rows of a mini-batch, of which MNIST has enough
+
+
+def chunk_counts(batch: int) -> list[int]:
+    """Powers of two, at most 64 and a row each."""
+    return [chunks for chunks in (1, 2, 4, 8, 16, 32, 64) if chunks <= batch]
+
+
+def batch_sizes(work: Work) -> list[int]:
+    """About a quarter, half, once and twice the batch; a row a device at least, and as MNIST has."""
+    wanted = (work.batch // 4, work.batch // 2, work.batch, 2 * work.batch)
+    return sorted({min(max(work.devices, size), MOST) for size in wanted})
 
 
 def micro_batches(work: Work) -> dict[str, Any]:
     """C15: GPipe's speed by the number of micro-batches, measured."""
-    counts = [chunks for chunks in (1, 2, 4, 8, 16, 32, 64) if chunks <= work.batch]
-    short = replace(work, samples=work.batch * (WARM_UP + MINI_BATCHES), test_samples=1)
+    batch = min(work.batch, MOST)
+    counts = chunk_counts(batch)
+    short = replace(work, batch=batch, samples=batch * (WARM_UP + MINI_BATCHES), test_samples=1)
     speeds = [pipeline(short, 'gpipe', chunks=chunks).samples_per_second for chunks in counts]
     return {'counts': counts, 'speeds': speeds}
 
 
 def batches(work: Work) -> dict[str, Any]:
     """C22, C32: speed and the fullest device's peak bytes by the batch, plain and as a pipeline, measured."""
-    most = 60_000 // (WARM_UP + MINI_BATCHES)
-    sizes = sorted({min(max(work.devices, size), most) for size in (work.batch // 4, work.batch // 2, work.batch, 2 * work.batch)})
+    sizes = batch_sizes(work)
     found: dict[str, Any] = {'sizes': sizes, 'plain': [], 'pipeline': [], 'plain_bytes': [], 'pipeline_bytes': []}
     for size in sizes:
         short = replace(work, batch=size, samples=size * (WARM_UP + MINI_BATCHES), test_samples=1)
@@ -41,8 +53,9 @@ def depths(work: Work) -> dict[str, Any]:
     for each device, and the fullest device's bytes."""
     model, sample = work.model(), scatter(work.batches[0][0], work.chunks)[0]
     layers = profile(model, sample, timeout=2.0)
-    found: dict[str, Any] = {'depths': list(DEPTHS), 'per_device': [], 'bytes': []}
-    for depth in DEPTHS:
+    depths = [depth for depth in DEPTHS if depth <= len(layers)]
+    found: dict[str, Any] = {'depths': depths, 'per_device': [], 'bytes': []}
+    for depth in depths:
         balance = cut([layer.forward + layer.backward for layer in layers], depth)
         ends = [sum(balance[:stage + 1]) for stage in range(depth)]
         parts = [layers[end - count:end] for end, count in zip(ends, balance)]

@@ -74,7 +74,7 @@ def on_ranks(work: Work, zero: int = 0) -> Outcome:
     """Data parallelism, a rank a device; with `zero` its model states are sharded (stage 1, 2 or 3)."""
     outcomes = launch(partial(_rank, work, zero), work.devices)
     first = outcomes[0]
-    return Outcome(min(one.samples_per_second for one in outcomes), [one.busy[0] for one in outcomes],
+    return Outcome(min(one.samples_per_second for one in outcomes), [share for one in outcomes for share in one.busy],
                    [one.peak[0] for one in outcomes], 0, first.loss, first.accuracy, first.state)
 
 
@@ -111,13 +111,24 @@ def _measured(work: Work, train: Train, devices: Sequence[Device], state: Callab
     most = peaks(devices)
     for device in devices:
         device.unmeter()
-    begun, computed = time.perf_counter(), time.process_time()
+    begun, computed = time.perf_counter(), time.thread_time()
     loss = train(work.batches[WARM_UP:])
-    seconds, computed = time.perf_counter() - begun, time.process_time() - computed
+    seconds, computed = time.perf_counter() - begun, time.thread_time() - computed
     samples = sum(len(x) for x, _ in work.batches[WARM_UP:])
-    shares = busy() if busy else [min(1.0, computed / seconds)]
+    shares = busy() if busy else computing(devices[0], computed, seconds)
     values = {name: tensor.cpu() for name, tensor in state().items()}
     return Outcome(samples / seconds, shares, most, late, loss, work.accuracy(values), values)
+
+
+def computing(device: Device, computed: float, seconds: float) -> list[float]:
+    """The share of `seconds` in which the device computes, of a thread that had a core for `computed` seconds.
+
+    A paced device takes `computed / pace`, as the spans of a pipeline's trace do, so that all systems' shares are
+    the same quantity. Empty for a GPU: what its thread does says nothing about it.
+    """
+    if not device.is_virtual:
+        return []
+    return [min(1.0, computed / (device.pace or 1.0) / seconds)]
 
 
 #: {key: (what it is called, how it trains)}, in the order of the table.

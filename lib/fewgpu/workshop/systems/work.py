@@ -14,6 +14,7 @@ from fewgpu.device import Device, get_devices
 from fewgpu.models import build
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+NORM_BATCHES = 4   # of which batch norms' statistics are taken before a test
 WARM_UP = 2   # mini-batches in which memory is counted, and whose speed is not
 
 
@@ -51,14 +52,31 @@ class Work:
         return devices
 
     def accuracy(self, state: dict[str, Any]) -> float:
-        """Of the plain model with these weights, on the test images."""
+        """Of the plain model with these weights, on the test images.
+
+        Running statistics of batch norm lag behind weights that were updated a dozen times only, and systems
+        update them differently. So for everyone they are taken anew, over training images.
+        """
         model = self.model()
         model.load_state_dict(state)
+        settle_norms(model, [x for x, _ in self.batches[:NORM_BATCHES]])
         model.eval()
         x, y = subset(load('test'), self.test_samples, self.seed).tensors
         with torch.no_grad():
             right = [(model(part).argmax(-1) == wanted).sum() for part, wanted in zip(x.split(64), y.split(64))]
         return int(sum(right)) / len(y)
+
+
+def settle_norms(model: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
+    """Batch norms' running statistics become the mean over `inputs`, by the weights as they are."""
+    for layer in model.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.reset_running_stats()
+            layer.momentum = None   # to torch: the plain mean over all that was seen
+    model.train()
+    with torch.no_grad():
+        for x in inputs:
+            model(x)
 
 
 def sgd(parameters: Any) -> torch.optim.SGD:
