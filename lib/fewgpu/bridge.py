@@ -96,11 +96,11 @@ class Step:
     def keep_gradients(self, where: list[int], gradients: Gradients) -> None:
         """Cut the gradients of the outputs `where` into micro-batches."""
         self._gradients = [[None] * len(self._rows[0]) for _ in range(self._count)]
-        for k, gradient in zip(where, gradients):
-            if gradient is None:
+        for k, whole in zip(where, gradients):
+            if whole is None:
                 continue
             rows = [rows_of_batch[k] for rows_of_batch in self._rows]
-            parts = [gradient] if rows[0] is None else gradient.split(rows)
+            parts = [whole] if rows[0] is None else whole.split(rows)
             for i, part in enumerate(parts):
                 self._gradients[i][k] = part
 

@@ -55,7 +55,6 @@ def compare(
     signal.signal(signal.SIGTERM, signal.default_int_handler)   # ends like Ctrl-C: no one is left
     console = Console(highlight=False)
     wanted, arch = _wanted(only), arch or ('resnet18' if every else 'resnet50')
-    refuse_unwritable(out, ('systems.png', 'systems.json') if every else ('compare.png', 'compare.json'))
     if every and (only or epochs > 1):
         raise typer.BadParameter('--all shows every system over one epoch: leave --only and --epochs out')
     layers = _check(arch, balance_by, devices)
@@ -69,6 +68,7 @@ def compare(
 def _side_by_side(console: Console, settings: Settings, asked: dict[str, int | None], balance_by: str, layers: list[int],
                   out: Path, wanted: Sequence[str]) -> int:
     """The scripts of the kit, one after the other; the exit code."""
+    refuse_unwritable(out, ('compare.png', 'compare.json'))
     try:
         facts = _introduce(console, settings, asked)
         balance = _choose_balance(console, settings, balance_by, layers)
@@ -185,6 +185,7 @@ def _all(console: Console, settings: Settings, asked: dict[str, int | None], bal
     if batch < settings.devices or sizes['samples'] < 4 * batch:
         raise typer.BadParameter(f'--all measures mini-batches of {batch} rows: give at least {4 * batch} samples, and a '
                                  f'batch of at least a row a device')
+    refuse_unwritable(out, ('systems.png', 'systems.json'))
     try:
         balance = _choose_balance(console, settings, balance_by, layers)
         work = settle({'arch': settings.arch, 'batch': batch, 'chunks': settings.num_microbatches, 'seed': settings.seed,
