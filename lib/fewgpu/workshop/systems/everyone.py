@@ -60,7 +60,7 @@ def _left(begun: float, done: int, all_: int) -> str:
 
 def _caption(work: Work) -> str:
     return (f'Batch {work.batch} in {_count(work.chunks, "micro-batch", "es")}, balance {",".join(map(str, work.balance))}. Busy '
-            'share: of the time of a step, in which a device computes. Staleness: updates between the weights of a '
+            'share: of the time of a step, in which a device computes (on GPUs only pipelines tell). Staleness: updates between the weights of a '
             f'gradient and its use. Memory was counted in the first {WARM_UP} mini-batches, speed measured in the others. '
             "Accuracy: with batch norm's statistics taken anew over training images, for everyone alike. "
             'Plain and spilled have one of the devices only.\n')

@@ -1,5 +1,6 @@
 """How each system trains: one function a system, from the work to what came of it."""
 
+import queue
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -51,17 +52,17 @@ def pipeline(work: Work, schedule: str, *, chunks: int | None = None) -> Outcome
     def train(batches: Sequence[Batch]) -> float:
         return trainer.train(batches)[-1].item()
 
-    def busy() -> list[float]:
-        return trainer.trace.busy_share
-
-    return _measured(work, train, trainer.devices, trainer.state_dict, late=late, busy=busy)
+    outcome = _measured(work, train, trainer.devices, trainer.state_dict, late=late, clock=worker_time)
+    if not outcome.busy:   # GPUs: their spans are measured among their kernels
+        outcome.busy = trainer.trace.busy_share
+    return outcome
 
 
 def spilled(work: Work) -> Outcome:
     """One device that holds a shard of the model at a time."""
     device, = work.places(1)
     model = work.model()
-    balance = balance_by_size(2 * work.devices, model, work.batches[0][0], param_scale=3.0)
+    balance = balance_by_size(min(2 * work.devices, len(model)), model, work.batches[0][0], param_scale=3.0)
     trainer = Spilled(model, balance, device=device, loss_fn=loss_fn, optimizer=sgd)
 
     def train(batches: Sequence[Batch]) -> float:
@@ -104,27 +105,35 @@ def _rank(work: Work, zero: int) -> Outcome:
 
 
 def _measured(work: Work, train: Train, devices: Sequence[Device], state: Callable[[], dict[str, Any]], *,
-              late: int = 0, busy: Callable[[], list[float]] | None = None) -> Outcome:
-    """Count memory in the first mini-batches, measure the speed of all others."""
+              late: int = 0, clock: Callable[[Device], float] = lambda device: time.thread_time()) -> Outcome:
+    """Count memory in the first mini-batches, measure the speed of all others. `clock` gives the seconds for which
+    the thread that computes for a device has had a core."""
     reset_peaks(devices)   # what was needed to set it up is over
     train(work.batches[:WARM_UP])
     most = peaks(devices)
     for device in devices:
         device.unmeter()
-    begun, computed = time.perf_counter(), time.thread_time()
+    begun, computed = time.perf_counter(), [clock(device) for device in devices]
     loss = train(work.batches[WARM_UP:])
-    seconds, computed = time.perf_counter() - begun, time.thread_time() - computed
+    seconds, after = time.perf_counter() - begun, [clock(device) for device in devices]
     samples = sum(len(x) for x, _ in work.batches[WARM_UP:])
-    shares = busy() if busy else computing(devices[0], computed, seconds)
+    shares = [share for device, since, until in zip(devices, computed, after)
+              for share in computing(device, until - since, seconds)]
     values = {name: tensor.cpu() for name, tensor in state().items()}
     return Outcome(samples / seconds, shares, most, late, loss, work.accuracy(values), values)
+
+
+def worker_time(device: Device) -> float:
+    """The seconds for which the worker of a device has had a core so far."""
+    answer: queue.SimpleQueue[float] = queue.SimpleQueue()
+    device.submit(lambda: answer.put(time.thread_time()))
+    return answer.get()
 
 
 def computing(device: Device, computed: float, seconds: float) -> list[float]:
     """The share of `seconds` in which the device computes, of a thread that had a core for `computed` seconds.
 
-    A paced device takes `computed / pace`, as the spans of a pipeline's trace do, so that all systems' shares are
-    the same quantity. Empty for a GPU: what its thread does says nothing about it.
+    A paced device takes `computed / pace`. Empty for a GPU: what its thread does says nothing about it.
     """
     if not device.is_virtual:
         return []

@@ -95,7 +95,7 @@ def _deeper(claims: Claims, sizes: Mapping[str, Any], deep: Mapping[str, Any], s
                 f'pipeline, measured: {speeds[0]:.1f} samples/sec at batch {sizes["sizes"][0]}, {speeds[-1]:.1f} at '
                 f'{sizes["sizes"][-1]}; simulated: a device of {deep["depths"][-1]} stages does '
                 f'{deep["per_device"][-1] / deep["per_device"][0]:.0%} of what it does alone, and holds '
-                f'{deep["bytes"][-1] / deep["bytes"][0]:.0%} of the bytes', by='a run and the simulator',
+                f'{deep["bytes"][-1] / deep["bytes"][0]:.0%} of the bytes', by='this run and the simulator',
                 because='' if steady else UNSTEADY)
 
 
