@@ -12,7 +12,7 @@ from torch import nn
 
 from fewgpu.context import Context
 from fewgpu.device import Device
-from fewgpu.group import is_distributed as is_distributed   # for who looks for it here
+from fewgpu.held_buffers import Followed
 from fewgpu.loss import LossFn, WithLoss
 from fewgpu.loss_scale import LossScale
 from fewgpu.minibatches import MiniBatches
@@ -63,7 +63,9 @@ class Held:
                 own = copy.deepcopy(loss_fn) if self._with_loss and isinstance(loss_fn, nn.Module) else loss_fn
                 self._with_loss[row] = WithLoss(partition, own).to(self._device_of[row].torch)
         self.optimizers = self._make_optimizers(optimizer)
-        self._noted = self._buffers()
+        self._followed = [Followed(first, copies) for s, first in self._first.items() if (copies := [
+            (layers, self._device_of[row].torch) for (row, of), layers in self._layers.items()
+            if of == s and layers is not first])]
 
     def of_row(self, row: int) -> dict[int, nn.Module]:
         """What a row holds, by stage."""
@@ -122,10 +124,8 @@ class Held:
             for parameter, other in zip(first.parameters(), layers.parameters()):
                 other.requires_grad_(parameter.requires_grad)
                 other.copy_(parameter)
-            for (name, buffer), other in zip(first.named_buffers(), layers.buffers()):
-                noted, version = self._noted[s, name]
-                if buffer is not noted or buffer._version != version:
-                    other.copy_(buffer)
+        for followed in self._followed:
+            followed.follow()
 
     @contextlib.contextmanager
     def noting_buffers(self) -> Iterator[None]:
@@ -133,12 +133,8 @@ class Held:
         try:
             yield
         finally:
-            self._noted = self._buffers()
-
-    def _buffers(self) -> dict[tuple[int, str], tuple[torch.Tensor, int]]:
-        """Of the layers of `module`, with how often each has been changed."""
-        return {(s, name): (buffer, buffer._version) for s, first in self._first.items()
-                for name, buffer in first.named_buffers()}
+            for followed in self._followed:
+                followed.note()
 
     def _make_optimizers(self, make: MakeOptimizer | None) -> dict[tuple[int, int], torch.optim.Optimizer]:
         """One for every stage, and replica, that has something to train."""

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from fewgpu.context import Context
-from fewgpu.held import (Held, MakeOptimizer, device_of_rank, is_distributed, of_all_replicas, start_alike,
-                         verify_alike, verify_layout, verify_loss_scale,
-                         verify_makes_optimizers)
+from fewgpu.group import is_distributed
+from fewgpu.held import (Held, MakeOptimizer, device_of_rank, of_all_replicas, start_alike, verify_alike,
+                         verify_layout, verify_loss_scale, verify_makes_optimizers)
 from fewgpu.held_state import HeldState
 from fewgpu.loss import LossFn, is_mean
 from fewgpu.loss_scale import LossScale
