@@ -18,13 +18,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from fewgpu import Pipeline, launch
 from fewgpu.checkpoint import Checkpoints, load_training_state, training_state
+from fewgpu.group import PeerError
 from tests.runs import ON_RANKS, Engine, Module, adam, batches, loss_fn, network
+
 
 @pytest.mark.slow
 def test_what_ranks_saved_goes_on_in_one_process_and_with_another_cut(tmp_path: Path) -> None:
@@ -51,6 +54,30 @@ def saves_on_ranks(folder: str) -> None:
     Checkpoints(folder).save(3, training_state(run.model, run.optimizer))
 
 
+@pytest.mark.slow
+def test_what_fails_on_one_rank_is_told_to_the_others_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    for kind in ('refused', 'not read again', 'another step'):
+        told = launch(one_rank_fails, 3, args=(str(tmp_path / kind), kind))
+        assert [path.name for path in (tmp_path / kind).iterdir()] == [f'{1:09}']
+        if kind == 'another step':
+            assert told == ['ValueError'] * 3
+        else:
+            assert told == ['PeerError of rank 2', 'PeerError of rank 2', 'TypeError']
+
+
+def one_rank_fails(folder: str, kind: str) -> str:
+    checkpoints, last = Checkpoints(folder), dist.get_rank() == 2
+    checkpoints.save(1, {'model': {}})
+    wrong = {'refused': range(2), 'not read again': b''}.get(kind)
+    try:
+        checkpoints.save(3 if last and kind == 'another step' else 2, {'model': {'w': wrong if last else 1}})
+    except PeerError as error:
+        return f'PeerError of rank {error.peer}'
+    except (TypeError, ValueError) as error:
+        return type(error).__name__
+    return 'saved'
+
+
 @settings(max_examples=25)
 @given(st.lists(st.sampled_from((0, 1, 7, 99, 10**9 - 1, 10**9, 10**10)), min_size=1, max_size=5), st.integers(1, 3))
 def test_the_newest_are_kept_the_newest_is_read_and_none_is_saved_below_a_later_one(tmp_path_factory, steps, keep):
@@ -64,7 +91,7 @@ def test_the_newest_are_kept_the_newest_is_read_and_none_is_saved_below_a_later_
         else:
             assert checkpoints.save(step, state).is_dir()
             saved = sorted({*saved, step})[-keep:]
-        assert sorted(int(path.name) for path in folder.iterdir()) == saved
+        assert sorted(int(path.name.partition('.')[0]) for path in folder.iterdir()) == saved
         assert checkpoints.latest().step == saved[-1] == checkpoints.latest().whole('model')['w']
 
 
@@ -132,7 +159,7 @@ def test_wherever_a_save_dies_the_checkpoint_before_or_the_new_one_is_there(tmp_
     Checkpoints(folder, keep=keep).save(2, {'model': {'w': 'newest'}})
     Checkpoints(folder, keep=keep).save(2, {'model': {'w': 'newest'}})
     assert Checkpoints(folder, keep=keep).latest().whole('model')['w'] == 'newest'
-    assert sorted(int(path.name) for path in folder.iterdir()) == [1, 2][-keep:]
+    assert sorted(int(path.name.partition('.')[0]) for path in folder.iterdir()) == [1, 2][-keep:]
 
 
 PLAIN = st.recursive(

@@ -10,9 +10,9 @@
         checkpoints.save(step, training_state(model, optimizer))
 
 A checkpoint is a folder with a file a rank and a manifest. It is written under another name and renamed when
-all of it is on the disk, so that a process that dies at any moment leaves the one before (also where the same step
-is saved again: the older one is aside for that moment, and `latest` finds it there). A file that is cut short or
-altered does not match the manifest, and the checkpoint is passed over.
+all of it is on the disk, so that a process that dies at any moment leaves the one before, also where the same step
+is saved again: the new folder has a name of its own (`000000005.2`), and the older one goes afterwards. A file that is
+cut short or altered does not match the manifest, and the checkpoint is passed over.
 """
 
 import hashlib
@@ -20,26 +20,27 @@ import json
 import operator
 import os
 import pickle
+import re
 import secrets
 import shutil
 import warnings
-from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from fewgpu.group import is_distributed
 from fewgpu.collectives import Group, all_gather
+from fewgpu.group import PeerError, is_distributed
+from fewgpu.plain_data import verify_plain
 from fewgpu.training_state import load_training_state, training_state
 
 __all__ = ['Checkpoints', 'Saved', 'load_training_state', 'training_state']
 
 _MANIFEST = 'manifest.json'
-_PARTIAL, _ASIDE = '-partial', '-before'   # of a checkpoint that is being written, and of one that it replaces
+_PARTIAL = '-partial'     # ends the name of a checkpoint that is being written
+_FAILED = b'\xff' * 32    # a rank that cannot go on tells the others
 
 
 class Saved:
@@ -86,37 +87,27 @@ class Checkpoints:
         OSError (the disk is full, say) on the rank where it happened: the checkpoints before stay. PeerError if
         another rank failed or is late.
         """
-        step = _verified(operator.index(step), state)
-        if len({*self._together(_bytes_of(str(step).encode()))}) > 1:
+        if len({*self._all(lambda: _bytes_of(str(_verified(operator.index(step), state)).encode()))}) > 1:
             raise ValueError(f'the ranks save different steps, this one {step}: all take the same ones')
-        if later := [int(folder.name) for folder in self._finished() if int(folder.name) > step]:
+        step = operator.index(step)
+        if later := [_step(folder) for folder in self._finished() if _step(folder) > step]:
             raise ValueError(f'{self.folder} holds a checkpoint of step {max(later)}, later than {step}: go on from it '
                              f'(latest()), or choose another folder')
-        final, partial = self.folder / f'{step:09}', self.folder / f'.{step:09}{_PARTIAL}'
-        if self._rank == 0:
-            for left in self.folder.glob(f'.*{_PARTIAL}'):   # by a run that died
-                shutil.rmtree(left, ignore_errors=True)
-            partial.mkdir()
-        self._together()
-        file = partial / f'rank-{self._rank}.pt'
-        with open(file, 'wb') as out:
-            torch.save(dict(state), out)
-            out.flush()
-            os.fsync(out.fileno())
-        _read_back(file)
-        digests = self._together(_digest(file))
-        if self._rank == 0:
-            self._publish(step, digests, partial, final)
-        self._together()
-        return final
+        partial = self.folder / f'.{step:09}{_PARTIAL}'
+        try:
+            self._all(lambda: self._prepare(partial))
+            digests = self._all(lambda: _written(partial / f'rank-{self._rank}.pt', state))
+            self._all(lambda: self._publish(step, digests, partial))
+        except Exception:
+            if self._rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return self._finished()[-1]
 
     def latest(self) -> Saved | None:
         """The newest checkpoint that is whole, or None. Warns of newer ones that are not, and puts them aside,
         under names that end with '-damaged'."""
         damaged, saved = [], None
-        if self._rank == 0:
-            self._put_back()
-        self._together()
         for folder in reversed(self._finished()):
             try:
                 saved = _read(folder)
@@ -129,38 +120,48 @@ class Checkpoints:
             os.replace(folder, folder.with_name(f'{folder.name}-{secrets.token_hex(4)}-damaged'))
         return saved
 
-    def _publish(self, step: int, digests: list[str], partial: Path, final: Path) -> None:
-        files = {f'rank-{rank}.pt': digest for rank, digest in enumerate(digests)}
-        with open(partial / _MANIFEST, 'w', encoding='utf-8') as out:
-            json.dump({'step': step, 'files': files, 'digest': _of_manifest(step, files)}, out)
-            out.flush()
-            os.fsync(out.fileno())
-        _sync(partial)
-        self._put_back()
-        if final.exists():   # the same step, saved by a run that went this way before
-            os.replace(final, aside := final.with_name(f'.{final.name}{_ASIDE}'))
-            os.replace(partial, final)
-            _sync(self.folder)
-            shutil.rmtree(aside, ignore_errors=True)
-        else:
-            os.replace(partial, final)
-            _sync(self.folder)
-        for old in self._finished()[:-self._keep]:
-            shutil.rmtree(old, ignore_errors=True)
+    def _prepare(self, partial: Path) -> bytes:
+        if self._rank == 0:
+            for left in self.folder.glob(f'.*{_PARTIAL}'):   # by a run that died
+                shutil.rmtree(left, ignore_errors=True)
+            partial.mkdir()
+        return bytes(32)
 
-    def _put_back(self) -> None:
-        """What a process that died while it replaced a checkpoint has left aside."""
-        for aside in self.folder.glob(f'.*{_ASIDE}'):
-            final = aside.with_name(aside.name.removeprefix('.').removesuffix(_ASIDE))
-            if final.exists():
-                shutil.rmtree(aside)
-            else:
-                os.replace(aside, final)
+    def _publish(self, step: int, digests: list[str], partial: Path) -> bytes:
+        if self._rank == 0:
+            files = {f'rank-{rank}.pt': digest for rank, digest in enumerate(digests)}
+            with open(partial / _MANIFEST, 'w', encoding='utf-8') as out:
+                json.dump({'step': step, 'files': files, 'digest': _of_manifest(step, files)}, out)
+                out.flush()
+                os.fsync(out.fileno())
+            _sync(partial)
+            again = [_generation(folder) for folder in self._finished() if _step(folder) == step]
+            os.replace(partial, self.folder / (f'{step:09}.{max(again) + 1}' if again else f'{step:09}'))
+            _sync(self.folder)
+            newest = {_step(folder): folder for folder in self._finished()}
+            for old in {*self._finished()} - {*[*newest.values()][-self._keep:]}:
+                shutil.rmtree(old, ignore_errors=True)
+        return bytes(32)
 
     def _finished(self) -> list[Path]:
         """The oldest first."""
-        return sorted((path for path in self.folder.iterdir() if path.name.isascii() and path.name.isdigit()),
-                      key=lambda path: int(path.name))
+        return sorted((path for path in self.folder.iterdir() if re.fullmatch(r'[0-9]+([.][0-9]+)?', path.name)),
+                      key=lambda path: (_step(path), _generation(path)))
+
+    def _all(self, work: Callable[[], bytes]) -> list[str]:
+        """The 32 bytes that `work` returned on every rank, as text. Raises what it raised, and PeerError on the others."""
+        failed = None
+        try:
+            mine = work()
+        except Exception as error:
+            failed, mine = error, _FAILED
+        told = self._together(mine)
+        if failed is not None:
+            raise failed
+        if _FAILED.hex() in told:
+            rank = told.index(_FAILED.hex())
+            raise PeerError(f'rank {rank} could not save its part: this checkpoint was given up, those before stay', rank)
+        return told
 
     def _together(self, mine: bytes = bytes(32)) -> list[str]:
         """32 bytes of every rank, as text; returns when all have come this far."""
@@ -176,7 +177,7 @@ def _read(folder: Path) -> Saved:
     """Raises ValueError, or what Python raises, if a file is not as it was written."""
     manifest = json.loads((folder / _MANIFEST).read_text(encoding='utf-8'))
     step, files = manifest['step'], manifest['files']
-    if manifest['digest'] != _of_manifest(step, files) or step != int(folder.name):
+    if manifest['digest'] != _of_manifest(step, files) or step != _step(folder):
         raise ValueError(f'{_MANIFEST} is not as it was written (cut short, or altered)')
     parts = []
     for name, digest in files.items():
@@ -189,42 +190,39 @@ def _read(folder: Path) -> Saved:
     return Saved(step, parts)
 
 
-def _read_back(file: Path) -> None:
-    """Raises TypeError for what even this torch could not read again (b'', for one). Tensors are not read for it."""
+def _written(file: Path, state: Mapping[str, Any]) -> bytes:
+    """Write a rank's part; the digest of the file. Raises TypeError for what even this torch could not read again
+    (b'', for one). Tensors are not read for it."""
+    with open(file, 'wb') as out:
+        torch.save(dict(state), out)
+        out.flush()
+        os.fsync(out.fileno())
     try:
         torch.load(os.fspath(file), map_location='cpu', weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise TypeError('the state holds plain data that torch.load(weights_only=True) refuses, as an empty bytes '
                         'or a number of a thousand digits: leave it out') from error
+    return _digest(file)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.partition('.')[0])
+
+
+def _generation(folder: Path) -> int:
+    """Of a step that has been saved several times."""
+    return int(folder.name.partition('.')[2] or 1)
 
 
 def _of_manifest(step: int, files: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps([step, files]).encode()).hexdigest()
 
 
-# What torch.load(weights_only=True) reads.
-_CONTAINERS = (dict, OrderedDict, Counter, list, tuple, set)
-_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
-
-
 def _verified(step: int, state: Mapping[str, Any]) -> int:
     if step < 0:
         raise ValueError(f'a checkpoint is of at least 0 steps, not {step}')
-    _verify(state, 'the state')
+    verify_plain(dict(state), 'the state')
     return step
-
-
-def _verify(value: Any, where: str) -> None:
-    """Raises TypeError, naming the place, for what could not be read again."""
-    if type(value) in _CONTAINERS:
-        for key in value if isinstance(value, dict) else ():
-            _verify(key, f'a key of {where}')
-        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            _verify(part, f'{where}[{key!r}]')
-    elif type(value) not in (*_PLAIN, *_TENSORS):
-        raise TypeError(f'{where} is a {type(value).__name__}: a checkpoint holds tensors and plain data only: save '
-                        f'its state_dict(), or a float, list or dict of it')
 
 
 def _bytes_of(text: bytes) -> bytes:
