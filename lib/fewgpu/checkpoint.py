@@ -16,10 +16,8 @@ cut short or altered does not match the manifest, and the checkpoint is passed o
 """
 
 import hashlib
-import json
 import operator
 import os
-import pickle
 import re
 import secrets
 import shutil
@@ -31,6 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fewgpu.checkpoint_files import part_of, read_parts, sync, write_manifest, write_part
 from fewgpu.collectives import Group, all_gather
 from fewgpu.group import PeerError, is_distributed
 from fewgpu.plain_data import verify_plain
@@ -38,7 +37,6 @@ from fewgpu.training_state import load_training_state, training_state
 
 __all__ = ['Checkpoints', 'Saved', 'load_training_state', 'training_state']
 
-_MANIFEST = 'manifest.json'
 _PARTIAL = '-partial'     # ends the name of a checkpoint that is being written
 _FAILED = b'\xff' * 32    # a rank that cannot go on tells the others
 
@@ -96,7 +94,7 @@ class Checkpoints:
         partial = self.folder / f'.{step:09}{_PARTIAL}'
         try:
             self._all(lambda: self._prepare(partial))
-            digests = self._all(lambda: _written(partial / f'rank-{self._rank}.pt', state))
+            digests = self._all(lambda: write_part(partial / part_of(self._rank), state))
             self._all(lambda: self._publish(step, digests, partial))
         except Exception:
             if self._rank == 0:
@@ -110,7 +108,7 @@ class Checkpoints:
         damaged, saved = [], None
         for folder in reversed(self._finished()):
             try:
-                saved = _read(folder)
+                saved = Saved(_step(folder), read_parts(folder, _step(folder)))
                 break
             except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError) as error:
                 warnings.warn(f'the checkpoint {folder} is not used: {error}', stacklevel=2)
@@ -129,15 +127,10 @@ class Checkpoints:
 
     def _publish(self, step: int, digests: list[str], partial: Path) -> bytes:
         if self._rank == 0:
-            files = {f'rank-{rank}.pt': digest for rank, digest in enumerate(digests)}
-            with open(partial / _MANIFEST, 'w', encoding='utf-8') as out:
-                json.dump({'step': step, 'files': files, 'digest': _of_manifest(step, files)}, out)
-                out.flush()
-                os.fsync(out.fileno())
-            _sync(partial)
+            write_manifest(partial, step, digests)
             again = [_generation(folder) for folder in self._finished() if _step(folder) == step]
             os.replace(partial, self.folder / (f'{step:09}.{max(again) + 1}' if again else f'{step:09}'))
-            _sync(self.folder)
+            sync(self.folder)
             newest = {_step(folder): folder for folder in self._finished()}
             for old in {*self._finished()} - {*[*newest.values()][-self._keep:]}:
                 shutil.rmtree(old, ignore_errors=True)
@@ -173,38 +166,6 @@ class Checkpoints:
         return [bytes(one.tolist()).hex() for one in every]
 
 
-def _read(folder: Path) -> Saved:
-    """Raises ValueError, or what Python raises, if a file is not as it was written."""
-    manifest = json.loads((folder / _MANIFEST).read_text(encoding='utf-8'))
-    step, files = manifest['step'], manifest['files']
-    if manifest['digest'] != _of_manifest(step, files) or step != _step(folder):
-        raise ValueError(f'{_MANIFEST} is not as it was written (cut short, or altered)')
-    parts = []
-    for name, digest in files.items():
-        if _digest(folder / name).hex() != digest:
-            raise ValueError(f'{name} is not as it was written (cut short, or altered)')
-        try:
-            parts.append(torch.load(folder / name, map_location='cpu', weights_only=True))
-        except pickle.UnpicklingError:
-            raise ValueError(f'{name} holds more than tensors and plain data: nothing of it was run') from None
-    return Saved(step, parts)
-
-
-def _written(file: Path, state: Mapping[str, Any]) -> bytes:
-    """Write a rank's part; the digest of the file. Raises TypeError for what even this torch could not read again
-    (b'', for one). Tensors are not read for it."""
-    with open(file, 'wb') as out:
-        torch.save(dict(state), out)
-        out.flush()
-        os.fsync(out.fileno())
-    try:
-        torch.load(os.fspath(file), map_location='cpu', weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:
-        raise TypeError('the state holds plain data that torch.load(weights_only=True) refuses, as an empty bytes '
-                        'or a number of a thousand digits: leave it out') from error
-    return _digest(file)
-
-
 def _step(folder: Path) -> int:
     return int(folder.name.partition('.')[0])
 
@@ -212,10 +173,6 @@ def _step(folder: Path) -> int:
 def _generation(folder: Path) -> int:
     """Of a step that has been saved several times."""
     return int(folder.name.partition('.')[2] or 1)
-
-
-def _of_manifest(step: int, files: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps([step, files]).encode()).hexdigest()
 
 
 def _verified(step: int, state: Mapping[str, Any]) -> int:
@@ -227,18 +184,3 @@ def _verified(step: int, state: Mapping[str, Any]) -> int:
 
 def _bytes_of(text: bytes) -> bytes:
     return hashlib.sha256(text).digest()
-
-
-def _digest(file: Path) -> bytes:
-    with open(file, 'rb') as content:
-        return hashlib.file_digest(content, 'sha256').digest()
-
-
-def _sync(folder: Path) -> None:
-    """Let a rename reach the disk."""
-    if os.name == 'posix':
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -48,8 +48,10 @@ class WithLoss(nn.Module):
         rows = [rows_of(part) for part in parts[1]]
         if len(rows) < 2 or [rows_of(part) for part in parts[0]] != rows:
             return   # not to be told from one row
+        loss, *halves = [value.double() for value in (loss, *(self.loss_fn(*pair) for pair in zip(*parts)))]
+        if not all(value.isfinite() for value in (loss, *halves)):
+            return   # nor from this: another mini-batch will tell
         self._is_verified = True
-        halves = [self.loss_fn(*pair) for pair in zip(*parts)]
         mean, total = sum(a * b for a, b in zip(halves, rows)) / sum(rows), sum(halves)
         if not torch.allclose(loss, mean if self._is_mean else total, rtol=1e-2, atol=1e-6):
             known = torch.allclose(loss, total if self._is_mean else mean, rtol=1e-2, atol=1e-6)

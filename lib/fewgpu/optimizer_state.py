@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 Named = Iterable[tuple[str, nn.Parameter]]
+_NOT_OPTIONS = {'params', 'initial_lr', 'param_names'}
 
 
 def named_state(named: Named, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, dict[str, Any]]:
@@ -38,12 +39,23 @@ def verify_belongs(module: nn.Module, saved: Mapping[str, Mapping[str, Any]]) ->
         raise ValueError(f'the state belongs to another model: this one has no {", ".join(unknown)}')
 
 
+def verify_same_kind(group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raises ValueError if the saved options are those of another kind of optimizer than this group of parameters:
+    if each has some that the other has not. (A version of torch may add an option, a schedule adds 'initial_lr'.)"""
+    own, others = sorted(group.keys() - saved.keys() - _NOT_OPTIONS), sorted(saved.keys() - group.keys() - _NOT_OPTIONS)
+    if own and others:
+        raise ValueError(f'the checkpoint was saved with another kind of optimizer: it has {", ".join(others)}, and this '
+                         f'one {", ".join(own)}. Go on with the same kind, or load the weights alone '
+                         f"(model.load_state_dict(saved.whole('model')))")
+
+
 def load_named_state(named: Named, optimizers: Iterable[torch.optim.Optimizer],
                      saved: Mapping[str, Mapping[str, Any]]) -> None:
     """Give every optimizer what was remembered of its parameters; `saved` may have more names.
 
     They get copies: several may train replicas of one parameter. The options of a group of parameters are those
-    of its first one. Raises KeyError, before anything has changed, for a parameter that was not saved.
+    of its first one. Raises, before anything has changed, KeyError for a parameter that was not saved, and ValueError
+    for another kind of optimizer.
     """
     names = {parameter: name for name, parameter in named}
     loads = []
@@ -57,7 +69,9 @@ def load_named_state(named: Named, optimizers: Iterable[torch.optim.Optimizer],
                     raise KeyError(f'the checkpoint has no optimizer state of {name}: was it saved with this model?')
                 if name in saved['state']:
                     state[number] = pytree.tree_map_only(torch.Tensor, torch.clone, dict(saved['state'][name]))
-            numbered.update(saved['options'][of_group[0]] if of_group else {})
+            if of_group:
+                verify_same_kind(group, saved['options'][of_group[0]])
+                numbered.update(saved['options'][of_group[0]])
         loads.append((optimizer, {'state': state, 'param_groups': own['param_groups']}))
     for optimizer, state in loads:
         optimizer.load_state_dict(state)

@@ -48,13 +48,17 @@ def load_training_state(saved: 'Saved', model: Any, optimizer: torch.optim.Optim
     """Go on where `training_state` was taken, perhaps by another engine, cut or number of ranks.
 
     Objects in `more` take their state; the plain values are returned. With another number of ranks the random
-    numbers go on as rank 0's. Raises KeyError or RuntimeError, as torch does, if something is missing.
+    numbers go on as rank 0's. Raises KeyError if something is missing, ValueError for another kind of optimizer (both
+    before anything has changed), RuntimeError, as torch does, if weights are missing or of other shapes.
     """
+    if saved is None:
+        raise TypeError('there is no checkpoint yet: latest() gave None, so begin from the start')
+    if missing := sorted(more.keys() - saved.own()['more'].keys()):
+        raise KeyError(f'the checkpoint has no {", ".join(missing)}: training_state(..., {missing[0]}=...) saves it')
     module = model if isinstance(model, torch.nn.Module) else model.module
     own, weights = saved.own(), saved.whole('model')
     if len(saved.parts) == (dist.get_world_size() if dist.is_initialized() else 1):
         weights |= own['model']   # of pipelines side by side each has running statistics of its own
-    model.load_state_dict(own_state_dict(module, weights))
     remembered: dict[str, dict[str, Any]] = {'state': {}, 'options': {}}
     for part in reversed(saved.parts):
         for what, entries in (part.get('optimizer') or {}).items():
@@ -64,6 +68,7 @@ def load_training_state(saved: 'Saved', model: Any, optimizer: torch.optim.Optim
         model.load_optimizer_state(remembered)
     elif optimizer is not None:
         load_named_state(model.named_parameters(), [optimizer], remembered)
+    model.load_state_dict(own_state_dict(module, weights))
     torch.set_rng_state(own['random']['cpu'])
     for gpu, state in enumerate(own['random']['gpus'][:torch.cuda.device_count()]):
         torch.cuda.set_rng_state(state, gpu)

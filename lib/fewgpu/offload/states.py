@@ -13,6 +13,7 @@ from torch import nn
 from fewgpu.offload.packed import unpack
 from fewgpu.offload.unit import Piece
 from fewgpu.offload.versions import Versions
+from fewgpu.optimizer_state import verify_same_kind
 
 State = Mapping[str, Mapping[str, Any]]   # see fewgpu.optimizer_state
 
@@ -85,6 +86,7 @@ def load_optimizer_state(module: nn.Module, pieces: Sequence[Piece], versions: V
         try:
             for k, host in reversed(_hosts(piece).items()):   # of a group the first one counts
                 members = [parameter for parameter, place in zip(piece.parameters, piece.share.places) if place == k]
+                verify_same_kind(_group(piece, host), saved['options'][names[members[0]]])
                 _group(piece, host).update(saved['options'][names[members[0]]])
                 if state := _own(piece, k, members, [saved['state'].get(names[each], {}) for each in members], shapes):
                     piece.optimizer.state[host] = state

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fewgpu.optimizer_state import verify_same_kind
 from fewgpu.zero.shards import Unit
 
 _SHARED = ('step',)   # of an optimizer's state: one number for the whole unit
@@ -37,6 +38,8 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, units: Sequence[Unit]
     names = {name for unit in units for name in unit.places}
     if missing := sorted(names - set(state['options']))[:3]:
         raise ValueError(f'the state belongs to another model: there is nothing in it of {", ".join(missing)}')
+    for unit in units:
+        verify_same_kind(_group_of(optimizer, unit), state['options'][unit.names[0]])
     loaded = [_of_unit(unit, [state['state'].get(name, {}) for name in unit.names]) for unit in units]
     for unit, values in reversed([*zip(units, loaded)]):   # of a group the first unit counts
         _group_of(optimizer, unit).update(state['options'][unit.names[0]])
