@@ -310,6 +310,8 @@ def test_a_wrong_hand_written_schedule_is_explained_before_anything_runs() -> No
     ({'schedule': gpipe(2, 2)}, TypeError, 'pass a function of stages and micro-batches'),
     ({'schedule': 'interleaved', 'balance': [1, 1, 1], 'devices': ['cpu'] * 2}, ValueError,
      'cannot be dealt out to 2 devices'),
+    ({'balance': 2}, TypeError, 'balance is a list, how many layers each stage has, not 2'),
+    ({'schedule': partial(pipedream, replicas=2)}, TypeError, r'as \(2, 1\), not one number'),
 ])
 def test_what_cannot_be_is_refused_with_the_remedy(change: dict, error: type, message: str) -> None:
     options = {'balance': [1, 2], 'devices': ['cpu'] * 2, 'chunks': 2, 'loss_fn': mse, **change}

@@ -183,7 +183,7 @@ def test_bad_input_is_refused_and_leaves_the_weights() -> None:
     before = copy.deepcopy(model.state_dict())
     pipeline = Pipeline(model, [1, 1], chunks=2, loss_fn=mse, optimizer=OPTIMIZERS['sgd'], devices=virtual(2))
     good = torch.randn(4, 3), torch.randn(4, 3)
-    for batches, error, message in (([], ValueError, 'nothing to train on'),
+    for batches, error, message in (([], ValueError, 'nothing to train on'), (7, TypeError, r'pairs \(x, y\), not 7'),
                                     ([torch.randn(4, 3)], TypeError, 'a pair'),
                                     ([good, (None, good[1])], TypeError, 'first stage needs the inputs'),
                                     ([good, (good[0], None)], TypeError, 'last stage needs the targets'),
@@ -191,6 +191,18 @@ def test_bad_input_is_refused_and_leaves_the_weights() -> None:
         with pytest.raises(error, match=message):
             pipeline.train(batches)
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('schedule', ['interleaved', '2bw'])
+def test_a_mini_batch_with_fewer_rows_than_chunks_is_refused_for_its_rows(schedule: str) -> None:
+    stages = 4 if schedule == 'interleaved' else 2
+    pipeline = Pipeline(nn.Sequential(*(nn.Linear(3, 3) for _ in range(stages))), [1] * stages, chunks=4, loss_fn=mse,
+                        schedule=schedule, optimizer=OPTIMIZERS['sgd'], devices=virtual(2))
+    few = torch.randn(3, 3), torch.randn(3, 3)
+    with pytest.raises(ValueError, match='mini-batch of 3 rows cannot be cut into 4 chunks.*at least 4 rows'):
+        pipeline.step(*few)
+    with pytest.raises(ValueError, match='at least (4|as many) rows'):
+        pipeline.train([few])
 
 
 def test_a_long_run_that_fails_says_how_often_which_weights_were_updated() -> None:

@@ -91,6 +91,8 @@ def _has_rounds(schedule: Schedule) -> bool:
 def pairs(batches: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
     """The inputs, and the targets, of mini-batches (x, y). Raises ValueError for none, TypeError for what
     is no pair."""
+    if not isinstance(batches, Iterable):
+        raise TypeError(f'train takes mini-batches, a list of pairs (x, y), not {batches!r}')
     batches = [*batches]
     if not batches:
         raise ValueError('there is nothing to train on: give at least one mini-batch (x, y)')

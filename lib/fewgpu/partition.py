@@ -50,9 +50,11 @@ def verify_has_layers(module: nn.Sequential) -> None:
 
 def verify_balance(module: nn.Sequential, balance: Iterable[int] | None) -> list[int]:
     """The balance as a list. Raises ValueError, which recommends `fewgpu.balance`, if it does not
-    fit the module."""
+    fit the module; TypeError for what is no list of whole numbers."""
     if balance is None:
         raise ValueError(_recommend('balance is required'))
+    if not isinstance(balance, Iterable):
+        raise TypeError(_recommend(f'balance is a list, how many layers each stage has, not {balance!r}'))
     balance = [operator.index(layers) for layers in balance]
     if any(layers <= 0 for layers in balance):
         raise ValueError(_recommend(

@@ -42,13 +42,15 @@ def pipedream(stages: int, micro_batches: int, *, replicas: Sequence[int] | None
     replicas of a stage wait for each other after each round can cost time. Where replicas make all stages
     equally fast, two stages r-1 still never idle, says the simulator, but 2-1-1 idles a third of the time.)
 
-    Raises ValueError if there is no stage or no micro-batch, if `replicas` are not one number of at least
-    1 a stage, if a round would not be full, for vertical sync without stashing, and for vertical sync of
-    stages with replicas, which count their updates differently.
+    Raises TypeError if `replicas` is one number for all, ValueError if there is no stage or no micro-batch,
+    if `replicas` are not one number of at least 1 a stage, if a round would not be full, for vertical sync
+    without stashing, and for vertical sync of stages with replicas, which count their updates differently.
     """
     verify_sizes(stages, micro_batches)
     if vertical_sync and not stashing:
         raise ValueError('vertical sync takes older weights, which stay only with stashing=True')
+    if isinstance(replicas, int):
+        raise TypeError(f'replicas are a number of devices for each stage, as ({replicas}, 1), not one number for all')
     counts = (1,) * stages if replicas is None else tuple(replicas)
     _verify_replicas(counts, stages, micro_batches)
     if vertical_sync and len({*counts}) > 1:

@@ -28,14 +28,26 @@ class Plans:
     def of(self, purpose: str, micro_batches: int, targets: bool) -> tuple[Schedule, Schedule]:
         """The schedule, without and with its messages; `targets` come to the last stage as messages.
 
-        Raises ValueError if its stages are on other devices than the layout's.
+        Raises ValueError if its stages are on other devices than the layout's, and if there is no such schedule, as
+        where a mini-batch has fewer rows than chunks.
         """
         key = purpose, micro_batches, targets
         if key not in self._made:
             whole = (evaluation(self.layout, micro_batches) if purpose == 'evaluation' else with_updates(
-                with_recompute(self._in_layout(self._make(micro_batches)), self._checkpoint)))
+                with_recompute(self._in_layout(self._of_rows(micro_batches)), self._checkpoint)))
             self._made[key] = whole, with_messages(whole, targets=targets)
         return self._made[key]
+
+    def _of_rows(self, micro_batches: int) -> Schedule:
+        """Of a mini-batch that has rows enough for so many."""
+        try:
+            return self._make(micro_batches)
+        except ValueError as error:
+            if micro_batches >= self._chunks:
+                raise
+            raise ValueError(f'a mini-batch of {micro_batches} rows cannot be cut into {self._chunks} chunks, and {error}. '
+                             f'Give every mini-batch at least {self._chunks} rows (drop_last=True in a DataLoader)'
+                             ) from None
 
     def long_run(self, counts: Sequence[int]) -> tuple[Schedule, Schedule]:
         """The schedule of mini-batches of so many micro-batches each, all in one, without and with its
