@@ -41,8 +41,8 @@ class HeldState:
         replicas are the same. (Buffers are each replica's own.)"""
         firsts = [] if self.replicas and not self.replicas.is_first else [
             self._held.first_of(s) for s, rows in self._homes.items() if rows[0] in self._rows]
-        return {name for name, _ in self.module.named_parameters()} - {
-            name for layers in firsts for name, _ in layers.named_parameters()}
+        return {name for name, _ in self.module.named_parameters(remove_duplicate=False)} - {
+            name for layers in firsts for name, _ in layers.named_parameters(remove_duplicate=False)}
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
         """What the optimizers of this process remember: see fewgpu.optimizer_state."""

@@ -21,7 +21,8 @@ def verify_can_wait(layout: Schedule, update: bool) -> None:
 
 def verify_meets_newest(schedule: Schedule, context: Context, devices: Iterable[Device]) -> None:
     """Raises ValueError if a schedule wants newer weights in a backward than in its forward, and the forward leaves
-    autocast's copies of them behind, which no update reaches: without a word the backward would use old weights."""
+    autocast's copies of them behind, which no update reaches: without a word the backward would use old weights.
+    (Autocast around the step is seen, not that which a layer switches on in its own forward.)"""
     casts = {kind for kind, _ in context.autocast} & {device.torch.type for device in devices}
     if not casts or schedule.weights not in ('unstashed', 'corrected'):
         return
