@@ -23,6 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.partition import split
+from fewgpu.skip_routes import verify_skips_stay, wrapped
 from fewgpu.transport.host import TO_HOST, to_device
 from fewgpu.offload.visits import without_autocast
 from fewgpu.stage import Stage
@@ -126,15 +127,16 @@ class _Moved:
 def train_in_segments(module: nn.Sequential, segments: int, x: torch.Tensor,
                       loss: Callable[[Any], torch.Tensor], device: Device) -> None:
     """A forward and a backward, the layers cut into segments; all but the last are recomputed. Adds to
-    `.grad`. Raises ValueError for more segments than layers, or none."""
+    `.grad`. Raises ValueError for more segments than layers, or none, and for a skip from one to another."""
     layers = len(module)
     if not 1 <= segments <= layers:
         raise ValueError(f'{layers} layers are cut into 1 to {layers} segments, not {segments}')
     balance = [layers // segments + (s < layers % segments) for s in range(segments)]
+    verify_skips_stay(module, balance, 'segment', 'take fewer segments')
     with torch.enable_grad():
         context = Context.capture([device])
     with torch.enable_grad(), device.active(), without_autocast(context):
-        steps = [Stage(s, part, device).begin(context, 1) for s, part in enumerate(split(module, balance))]
+        steps = [Stage(s, wrapped(part, s, ()), device).begin(context, 1) for s, part in enumerate(split(module, balance))]
         for step in steps:   # the last one's backward comes at once
             x = step.forward(0, x, 'graph' if step is steps[-1] else 'input')
         x.requires_grad_()

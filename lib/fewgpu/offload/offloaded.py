@@ -36,6 +36,7 @@ from fewgpu.offload.store import HostStore, Store
 from fewgpu.offload.unit import MakeOptimizer, make_units
 from fewgpu.offload.versions import Versions
 from fewgpu.offload.visits import Times, Visits, without_autocast
+from fewgpu.skip_routes import verify_skips_stay
 from fewgpu.transport.host import to_device
 
 
@@ -82,6 +83,8 @@ class Offloaded:
                  depth: int = 3, recompute: bool = True, group: dist.ProcessGroup | None = None,
                  reading: str = 'slices', time_limit: float = 60.0) -> None:
         verify_has_layers(module)
+        verify_skips_stay(module, [1] * len(module), 'layer',
+                          'make the layers from its Save to its Load one layer, an nn.Sequential')
         is_mean(loss_fn)   # or raise
         if isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError('every layer has an optimizer of its own: pass what makes it, as '

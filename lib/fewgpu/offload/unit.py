@@ -22,6 +22,7 @@ from fewgpu.device import Device
 from fewgpu.loss import LossFn, WithLoss
 from fewgpu.offload.packed import packed, unpack
 from fewgpu.offload.shares import Alone, Slices, Whole
+from fewgpu.skip_routes import wrapped
 from fewgpu.stage import Stage
 from fewgpu.tiled import Source, Tile, TiledLinear
 from fewgpu.transport.copies import Parcel
@@ -210,5 +211,6 @@ def make_units(module: nn.Sequential, device: Device, ranks: Alone, optimizer: M
         in_tiles = {parameter for part in tiled for parameter in part.parameters()}
         rest = [parameter for parameter in layer.parameters() if parameter not in in_tiles]
         piece = Piece(f'{index}', rest, ranks.share(rest), optimizer, first)
+        layer = wrapped(layer, index, ())
         whole = WithLoss(layer, loss_fn) if index == len(module) - 1 else layer
         yield Unit(Stage(index, whole, device), layer, piece, [part.source for part in tiled])

@@ -33,6 +33,7 @@ from fewgpu.loss_scale import LossScale
 from fewgpu.microbatch import rows_of
 from fewgpu.optimizer_state import load_named_state, named_state, verify_belongs
 from fewgpu.partition import split, turn_of, verify_balance, verify_has_layers
+from fewgpu.skip_routes import verify_skips_stay
 from fewgpu.spill.shard import Placed, Shard
 from fewgpu.updates import updating
 from fewgpu.spill.units import Behind, MiniBatch, Visit, WithLoss, units
@@ -51,7 +52,7 @@ class Spilled:
 
     Arguments:
         module: the layers, an nn.Sequential. They move to the host, and stay there.
-        balance: layers a shard; see `fewgpu.spill.shards_that_fit`.
+        balance: layers a shard; see `fewgpu.spill.shards_that_fit`. A skip (`fewgpu.skip`) stays inside one shard.
         device: by default the GPU, or a virtual CPU device where there is none.
         loss_fn: from (output, target) to the loss of the mini-batch.
         optimizer: makes an optimizer from those of a shard's parameters that are trained; it works on the
@@ -75,6 +76,7 @@ class Spilled:
         verify_loss_scale(loss_scale, updates=optimizer is not None)
         self.loss_scale = loss_scale
         self.balance = verify_balance(module, balance)
+        verify_skips_stay(module, self.balance, 'shard', 'put its Save and Load into one shard (balance)')
         self.module, self.device = module.to('cpu'), device or choose_devices(1)[0]
         self.prefetch, self.inputs_on_host = prefetch, inputs_on_host
         if not self.device.is_virtual:
