@@ -136,7 +136,8 @@ def train_in_segments(module: nn.Sequential, segments: int, x: torch.Tensor,
     with torch.enable_grad():
         context = Context.capture([device])
     with torch.enable_grad(), device.active(), without_autocast(context):
-        steps = [Stage(s, wrapped(part, s, ()), device).begin(context, 1) for s, part in enumerate(split(module, balance))]
+        steps = [Stage(s, wrapped(part, s, ()), device).begin(context, 1)
+                 for s, part in enumerate(split(module, balance))]
         for step in steps:   # the last one's backward comes at once
             x = step.forward(0, x, 'graph' if step is steps[-1] else 'input')
         x.requires_grad_()

@@ -23,7 +23,7 @@ from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.gate import flags
 from fewgpu.loss import LossFn
-from fewgpu.partition import verify_has_layers
+from fewgpu.partition import device_of, verify_has_layers
 from fewgpu.skip_routes import held_together
 from fewgpu.spill.shard import Placed, Shard
 from fewgpu.spill.units import MiniBatch, Unit, WithLoss
@@ -36,7 +36,7 @@ def shards_that_fit(module: nn.Sequential, x: Any, y: Any, loss_fn: LossFn, devi
     `double_buffer` is kept free: bytes, or a share (below 1.0) of the device's limit. Half of it is for
     the shard that is on its way in, half for the gradients on their way out, so no shard is larger than
     half of it. 0 is for Spilled without prefetch. Without `inputs_on_host` the inputs of all shards stay on
-    the device.
+    the device. No skip (`fewgpu.skip`) goes from one shard to another.
     (Optimizers work on the host, and need nothing here.)
 
     Copies of the layers run, so the module, its gradients and the random generators stay as they are.
@@ -44,6 +44,7 @@ def shards_that_fit(module: nn.Sequential, x: Any, y: Any, loss_fn: LossFn, devi
     a note.
     """
     verify_has_layers(module)
+    device = device_of(device)
     if device.is_virtual and device.memory_limit is None:
         raise ValueError('a pilot run needs a limit to run into: Device(memory_limit=bytes)')
     with sandbox(device):

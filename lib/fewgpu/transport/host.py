@@ -23,11 +23,11 @@ FROM_HOST, TO_HOST = -1, -2   # the two directions of a device's link, which do 
 
 def to_device(tensors: Any, device: Device) -> Any:
     """Copies on the device, once they have passed its link."""
-    sent = time.perf_counter()
+    start = time.perf_counter()
     with device.counting():
         copies = Parcel.of(tensors).copy_to(device.torch)
     if device.link is not None:
-        device.link.wait(tensors, sent, FROM_HOST)
+        device.link.wait(tensors, start, FROM_HOST)
     return copies
 
 
