@@ -72,8 +72,8 @@ class LossScale:
     def update(self, overflow: bool) -> None:
         """After an update, or instead of one. Raises FloatingPointError if no smaller scale is left to try."""
         if overflow and self.scale * self.backoff < _LEAST:
-            raise FloatingPointError(f'gradients are not finite although the scale is down to {self.scale:.3g}: look for inf '
-                                     f'or NaN in the inputs and the loss, or lower the learning rate')
+            raise FloatingPointError(f'gradients are not finite although the scale is down to {self.scale:.3g}: look '
+                                     f'for inf or NaN in the inputs and the loss, or lower the learning rate')
         self._good = 0 if overflow else self._good + 1
         if overflow:
             self.scale *= self.backoff

@@ -111,10 +111,10 @@ class Offloaded:
         self._facts = {'layout': layout, 'ranks': self._ranks.size, 'rank': self._ranks.rank, 'optimizer': kind}
         if is_new:
             self._ranks.start_alike(self.module)
-        elif self._versions.about['facts'] != self._facts:
-            raise ValueError(f"the store holds another model, states of another optimizer, or was another rank's: it says "
-                             f'{self._versions.about["facts"]}, and this is {self._facts}: give it a store of its own')
-        elif (made := self._versions.about.get('made')) is not None:   # a store of an earlier release does not say it
+        elif {**self._facts, **self._versions.about['facts']} != self._facts:   # earlier releases say less
+            raise ValueError(f"the store holds another model, states of another optimizer, or was another rank's: it"
+                             f' says {self._versions.about["facts"]}, and this is {self._facts}: give it a store of its own')
+        elif (made := self._versions.about.get('made')) is not None:
             verify_options(made, self._made)
             self._made = made
         self._units = [*make_units(self.module, self.device, self._ranks, optimizer, self.loss_fn,

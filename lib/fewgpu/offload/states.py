@@ -20,7 +20,7 @@ State = Mapping[str, Mapping[str, Any]]   # see fewgpu.optimizer_state
 
 def verify_state_dict(state: Mapping[str, torch.Tensor], held: Mapping[str, torch.Tensor],
                       shapes: Mapping[nn.Parameter, torch.Size]) -> None:
-    """Raises ValueError for other keys or shapes than those of what is held (parameters are empty, and have `shapes`)."""
+    """Raises ValueError for other keys or shapes than those of what is held (for parameters, `shapes`)."""
     asked = {key: shapes.get(value, value.shape) for key, value in held.items()}
     given = {key: value.shape for key, value in state.items()}
     if wrong := sorted(key for key in {*asked, *given} if asked.get(key) != given.get(key)):

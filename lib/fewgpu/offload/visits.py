@@ -115,7 +115,7 @@ class Visits:
         self._begin(len(xs), with_loss=False)
         with contextlib.closing(self._loaded([*map(Visit, self._units)])) as loaded:
             for visit in loaded:
-                with self._span('compute', visit.unit), self._device.paced():
+                with self._span('compute', visit.unit, 'forward'), self._device.paced():
                     xs = [self._forward(visit.unit, i, each, 'nothing') for i, each in enumerate(xs)]
         return xs
 

@@ -77,7 +77,7 @@ class Spilled:
         self.loss_scale = loss_scale
         self.balance = verify_balance(module, balance)
         verify_skips_stay(module, self.balance, 'shard', 'put its Save and Load into one shard (balance)')
-        self.module, self.device = module.to('cpu'), device_of(device)
+        self.device, self.module = device_of(device), module.to('cpu')
         self.prefetch, self.inputs_on_host = prefetch, inputs_on_host
         if not self.device.is_virtual:
             for tensor in [*module.parameters(), *module.buffers()]:
