@@ -131,7 +131,7 @@ def test_devices_that_models_share_may_be_given_by_name() -> None:
     (lambda: Job(pipeline(), []), TypeError, 'not a Pipeline'),
     (lambda: sharp([Job(spilled(), [torch.ones(2, 6)])], ['cpu']), TypeError, 'a pair .x, y., not a Tensor'),
     (lambda: sharp([Job(spilled(), [(1, 2, 3)])], ['cpu']), TypeError, 'not a tuple of 3'),
-    (lambda: offloaded(store='states'), TypeError, r"a store is a DiskStore\('folder'\) or a HostStore\(\), not 'states'"),
+    (lambda: offloaded(store='states'), TypeError, r"is a DiskStore\('folder'\) or a HostStore\(\), not 'states'"),
     (lambda: offloaded(states='states'), TypeError, 'a store is'),
     (lambda: offloaded(reading='slice'), ValueError, "reads its own 'slices'"),
     (lambda: offloaded(loss_fn='mse'), TypeError, 'loss_fn takes the output'),

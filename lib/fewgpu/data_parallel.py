@@ -33,9 +33,9 @@ class DataParallel(nn.Module):
     rows is that of the first tensor among the inputs, or `model.rows` where that is set. Rows of
     several backwards with `no_sync` add up (scale each loss by its share of the rank's rows).
 
-    A sum over the rank's own rows (reduction='sum') is not seen to be one, and weighted just so: gradients then
-    are the mean of the ranks' sums (each counts n/N), not the sum of all rows. For the sum, divide the loss by the
-    rank's own rows, and multiply gradients (or the learning rate of SGD) by N.
+    A sum over the rank's own rows (reduction='sum') cannot be told from a mean here, and is weighted alike:
+    gradients are those of the ranks' sums, each times n/N, and not of the sum over all rows. For that, divide
+    the loss by the rank's own rows, and multiply the gradients (or the learning rate of SGD) by N.
 
     - Parameters and buffers start as rank 0's. The keys of the state_dict are the plain module's.
     - A parameter without gradient on this rank counts as zeros if another rank has one for it, and

@@ -3,6 +3,10 @@
     sent                  a thread beside the device waits until the copy is there, on a stream of its own; it may be
                           used on any stream then, and is let go of when no kernel uses it any more (fewgpu.spill)
     to_device, to_host    the streams of the caller wait for the copy, and go on meanwhile (fewgpu.offload)
+
+Two ways, for two kinds of callers. In fewgpu.spill a shard is loaded beside a device, in a thread that does not know
+who will compute with it, and on which stream: so the copy is there when the call returns. In fewgpu.offload whoever
+copies is on the streams of the step that computes, which wait by themselves, and nobody else has to.
 """
 
 import contextlib
