@@ -138,7 +138,7 @@ def test_devices_that_models_share_may_be_given_by_name() -> None:
     (lambda: offloaded(loss_fn=nn.Linear(1, 1)), TypeError, 'loss_fn has parameters'),
     (lambda: offloaded(device='cpu').step(torch.ones(2, 6), torch.ones(2, 6), chunks=0), ValueError, 'chunks is 0'),
     (lambda: offloaded(device='cpu').evaluate(torch.ones(2, 6), chunks=-1), ValueError, 'chunks is -1'),
-    (lambda: Spilled(net(), 2, loss_fn=mse), TypeError, 'a balance is a list'),
+    (lambda: Spilled(net(), 2, loss_fn=mse), TypeError, 'balance is a list'),
 ])
 def test_what_cannot_be_used_is_refused_in_a_sentence(wrong: Callable, error: type, said: str) -> None:
     with pytest.raises(error, match=said):
