@@ -112,9 +112,9 @@ class Offloaded:
         if is_new:
             self._ranks.start_alike(self.module)
         elif {**self._facts, **self._versions.about['facts']} != self._facts:   # earlier releases say less
-            raise ValueError(f"the store holds another model, states of another optimizer, or was another rank's: it"
-                             f' says {self._versions.about["facts"]}, and this is {self._facts}: give it a store of its '
-                             f'own')
+            raise ValueError("the store holds another model, states of another optimizer, or was another rank's: it"
+                             f' says {self._versions.about["facts"]}, and this is {self._facts}: give this a store '
+                             f'of its own')
         elif (made := self._versions.about.get('made')) is not None:
             verify_options(made, self._made)
             self._made = made
