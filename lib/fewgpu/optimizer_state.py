@@ -36,7 +36,10 @@ def verify_belongs(module: nn.Module, saved: Mapping[str, Mapping[str, Any]]) ->
     """For engines that hold a whole model. Raises ValueError for a state that has names which the model has not."""
     known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     if unknown := sorted({*saved['options'], *saved['state']} - known)[:3]:
-        raise ValueError(f'the state belongs to another model: this one has no {", ".join(unknown)}')
+        trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+        lacking = sorted(trained - {*saved['options']})[:3]
+        raise ValueError(f'the state belongs to another model: this one has no {", ".join(unknown)}'
+                         + (f', but {", ".join(lacking)}' if lacking else ''))
 
 
 def verify_same_kind(group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
