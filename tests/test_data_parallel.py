@@ -3,6 +3,7 @@
 import copy
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -77,6 +78,24 @@ def parts_of_a_mini_batch_weigh_as_the_whole(seed: int) -> None:
             backward(model, *part, len(part[0]) / sum(sizes))
     backward(model, *last, len(last[0]) / sum(sizes))
     equal(gradients(model), gradients(plain), f'seed {seed}, parts {parts}')
+
+
+def weighs_a_sum_as_a_mean_and_gives_the_sum_as_documented(seed: int) -> None:
+    draw, rank = random.Random(seed), dist.get_rank()
+    counts = [draw.randint(1, 5) for _ in range(dist.get_world_size())]
+    plain, everything = network(seed), [rows(seed, count, r) for r, count in enumerate(counts)]
+    model, sums = DataParallel(copy.deepcopy(plain)), partial(F.mse_loss, reduction='sum')
+    x, y = everything[rank]
+    for count, (a, b) in zip(counts, everything):
+        (sums(plain(a), b) * count / sum(counts)).backward()
+    sums(model(x), y).backward()
+    equal(gradients(model), gradients(plain), f'seed {seed}, rows {counts}, as it is')
+    plain.zero_grad()
+    model.zero_grad()
+    sums(plain(torch.cat([a for a, _ in everything])), torch.cat([b for _, b in everything])).backward()
+    (sums(model(x), y) / len(x)).backward()
+    mended = [gradient * sum(counts) for gradient in gradients(model)]
+    equal(mended, gradients(plain), f'seed {seed}, rows {counts}, as documented')
 
 
 class Branches(nn.Module):
@@ -213,7 +232,8 @@ def averages_gradients_after_the_backward(seed: int) -> None:
 
 LAWS: list[Callable[[int], None]] = [
     equals_plain_on_all_rows_however_unequal, equals_ddp_over_several_backwards,
-    parts_of_a_mini_batch_weigh_as_the_whole, counts_what_a_rank_does_not_use_as_zeros,
+    parts_of_a_mini_batch_weigh_as_the_whole, weighs_a_sum_as_a_mean_and_gives_the_sum_as_documented,
+    counts_what_a_rank_does_not_use_as_zeros,
     averages_the_statistics_of_batch_norm, starts_as_rank_0_under_the_plain_names,
     recomputes_and_pipelines_inside, follows_those_with_more_mini_batches,
     averages_gradients_after_the_backward]

@@ -1,5 +1,6 @@
 """A dynamic loss scale: skips, grows and shrinks as torch.amp.GradScaler does on the plain model, on every engine."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -215,6 +216,36 @@ def test_the_scale_changes_as_torchs_and_goes_through_a_checkpoint(overflows: li
         assert mine.scale == scaler.get_scale()
 
 
+@given(st.floats(1e-30, 1e30), st.floats(0.01, 0.99), st.integers(0, 2000))
+def test_overflows_in_a_row_end_in_a_sentence_before_the_scale_is_of_no_use(initial: float, backoff: float, most: int
+                                                                          ) -> None:
+    scale, tiny = LossScale(initial, backoff=backoff), torch.finfo(torch.float32).tiny
+    for overflows in range(most):
+        gradient = torch.full((1,), 2.0**-20)
+        assert scale.unscale([gradient]) and gradient.isfinite().all()   # its reciprocal is a number, too
+        if initial * backoff**(overflows + 1) < 0.99 * tiny:
+            before = scale.state_dict()
+            with pytest.raises(FloatingPointError, match='look for inf or NaN'):
+                scale.update(overflow=True)
+            assert scale.state_dict() == before
+            break
+        if initial * backoff**(overflows + 1) > 1.01 * tiny:
+            scale.update(overflow=True)
+        else:
+            break   # too close to call
+
+
+@pytest.mark.parametrize('name', ['Spilled', '1f1b'])
+def test_a_model_whose_loss_is_never_finite_ends_so(name: str) -> None:
+    scale, inputs = LossScale(2.0**-120), torch.full((2, 5), math.nan)
+    model = ENGINES[name][0](scale)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(FloatingPointError, match='although the scale is down to'):
+        for _ in range(20):
+            model.step(inputs, torch.zeros(2, 4))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
 def test_what_is_accumulated_is_divided_once() -> None:
     found = []
     for loss_scale in (None, LossScale(2.0**12)):
@@ -266,9 +297,17 @@ def test_parts_that_would_not_know_of_each_other_are_refused() -> None:
 
 
 def test_what_cannot_be_is_refused_with_the_remedy() -> None:
-    for wrong in ({'initial': 0.0}, {'growth': 0.5}, {'backoff': 1.0}, {'interval': 0}):
+    for wrong in ({'initial': 0.0}, {'growth': 0.5}, {'backoff': 1.0}, {'interval': 0}, {'initial': math.inf},
+                  {'growth': math.inf}, {'backoff': math.nan}, {'initial': 'dynamic'}):
         with pytest.raises(ValueError, match='a scale is above 0'):
             LossScale(**wrong)
+    for wrong in (1e300, 1e-300, 3.5e38):
+        with pytest.raises(ValueError, match='which float32 still holds, not'):
+            LossScale(wrong)
+    scale = LossScale()
+    with pytest.raises(ValueError, match='which float32 still holds, not 0.0'):
+        scale.load_state_dict({'scale': 0.0, 'good': 3})
+    assert scale.state_dict() == LossScale().state_dict()
     with pytest.raises(ValueError, match='needs optimizer'):
         Pipeline(network(), [2, 2], loss_fn=loss_fn, loss_scale=LossScale(), devices=['cpu'] * 2)
     with pytest.raises(TypeError, match='GradScaler is for those'):

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
 
 from fewgpu.device import Device
 from fewgpu.offload import HostStore, Offloaded
@@ -99,10 +100,33 @@ def test_holds_one_tile_and_the_result(tiles, rows):
     assert all(weight.grad is None for weight in layer.weights)
 
 
+class Doubled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def more_than_linear() -> dict[str, nn.Module]:
+    linear = partial(nn.Linear, 6, 6)
+    hooked, before = linear(), linear()
+    hooked.register_forward_hook(lambda layer, inputs, output: 2 * output)
+    before.register_forward_pre_hook(lambda layer, inputs: (2 * inputs[0],))
+    return {'weight norm': nn.utils.parametrizations.weight_norm(linear()),
+            'spectral norm': nn.utils.parametrizations.spectral_norm(linear()),
+            'orthogonal': nn.utils.parametrizations.orthogonal(linear()),
+            'pruned': prune.l1_unstructured(linear(), 'weight', 0.5),
+            'a forward of its own': Doubled(6, 6), 'a hook': hooked, 'a hook before': before}
+
+
 def test_what_cannot_be_is_refused():
     for tiles in (0, 4):
         with pytest.raises(ValueError, match='1 to 3 tiles'):
             TiledLinear(2, 3, tiles)
+    for wrong in (nn.Conv2d(3, 3, 1), nn.Bilinear(2, 2, 2), None):
+        with pytest.raises(TypeError, match='takes an nn.Linear, not a'):
+            TiledLinear.of(wrong, 2)
+    for wrong in more_than_linear().values():
+        with pytest.raises(ValueError, match='does more than an nn.Linear'):
+            TiledLinear.of(wrong, 2)
     layer = TiledLinear(2, 3, 2)
     out = copy.deepcopy(layer)(torch.ones(1, 2))
     out.sum().backward()   # another layer's

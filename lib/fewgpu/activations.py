@@ -22,7 +22,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fewgpu.context import Context
 from fewgpu.device import Device
-from fewgpu.partition import split
+from fewgpu.partition import device_of, split
+from fewgpu.skip_routes import verify_skips_stay, wrapped
 from fewgpu.transport.host import TO_HOST, to_device
 from fewgpu.offload.visits import without_autocast
 from fewgpu.stage import Stage
@@ -44,7 +45,7 @@ def offloading_activations(device: Device, stay: Iterable[torch.Tensor] = (), ah
     """
     if ahead < 0:
         raise ValueError(f'at least 0 tensors are on their way while one is used, not {ahead}')
-    moved = _Moved(device, {storage(tensor) for tensor in stay}, ahead)
+    moved = _Moved(device_of(device), {storage(tensor) for tensor in stay}, ahead)
     with (ThreadPoolExecutor(1) as moved.copying, ThreadPoolExecutor(1) as moved.out,
           ThreadPoolExecutor(1) as moved.back):
         with saved_tensors_hooks(moved.pack, moved.unpack):
@@ -126,15 +127,18 @@ class _Moved:
 def train_in_segments(module: nn.Sequential, segments: int, x: torch.Tensor,
                       loss: Callable[[Any], torch.Tensor], device: Device) -> None:
     """A forward and a backward, the layers cut into segments; all but the last are recomputed. Adds to
-    `.grad`. Raises ValueError for more segments than layers, or none."""
+    `.grad`. Raises ValueError for more segments than layers, or none, and for a skip from one to another."""
     layers = len(module)
     if not 1 <= segments <= layers:
         raise ValueError(f'{layers} layers are cut into 1 to {layers} segments, not {segments}')
     balance = [layers // segments + (s < layers % segments) for s in range(segments)]
+    device = device_of(device)
+    verify_skips_stay(module, balance, 'segment', 'take fewer segments')
     with torch.enable_grad():
         context = Context.capture([device])
     with torch.enable_grad(), device.active(), without_autocast(context):
-        steps = [Stage(s, part, device).begin(context, 1) for s, part in enumerate(split(module, balance))]
+        steps = [Stage(s, wrapped(part, s, ()), device).begin(context, 1)
+                 for s, part in enumerate(split(module, balance))]
         for step in steps:   # the last one's backward comes at once
             x = step.forward(0, x, 'graph' if step is steps[-1] else 'input')
         x.requires_grad_()
@@ -160,7 +164,7 @@ def compare(module: nn.Sequential, x: torch.Tensor, loss: Callable[[Any], torch.
     """Peak and least time of a step, plain and in each way of saving memory. The device is metered.
 
     (Bytes are counted in every step, so all pay for that.) Gradients are gone afterwards."""
-    root = max(1, round(math.sqrt(len(module))))
+    device, root = device_of(device), max(1, round(math.sqrt(len(module))))
 
     def plainly() -> None:
         loss(module(x)).backward()

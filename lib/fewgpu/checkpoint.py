@@ -32,6 +32,7 @@ import torch.distributed as dist
 from fewgpu.checkpoint_files import part_of, read_parts, sync, write_manifest, write_part
 from fewgpu.collectives import Group, all_gather
 from fewgpu.group import PeerError, is_distributed
+from fewgpu.limit import verify_time_limit
 from fewgpu.plain_data import verify_plain
 from fewgpu.training_state import load_training_state, training_state
 
@@ -70,6 +71,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, keep: int = 2, time_limit: float = 60.0) -> None:
+        verify_time_limit(time_limit)
         if keep < 1:
             raise ValueError(f'at least one checkpoint is kept, not {keep}')
         self.folder, self._keep = Path(folder), keep

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from fewgpu.device import Device
 from fewgpu.recompute import is_recomputing, recomputing
@@ -80,3 +81,15 @@ class Context:
                 # recompute would leave casts without a graph in it.
                 stack.enter_context(torch.autocast(kind, dtype, cache_enabled=False))
             yield
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Inside, all its parts are in evaluation mode; afterwards each is in its own again."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode

@@ -13,6 +13,8 @@ from torch.utils import _pytree as pytree
 
 from fewgpu.alike import start_alike
 from fewgpu.collectives import Group, broadcast
+from fewgpu.limit import verify_time_limit
+from fewgpu.microbatch import rows_of_inputs
 from fewgpu.reducer import Reducer
 
 
@@ -30,6 +32,10 @@ class DataParallel(nn.Module):
     the gradient of the mean over all ranks' rows: a rank with n of N rows counts n/N. The number of
     rows is that of the first tensor among the inputs, or `model.rows` where that is set. Rows of
     several backwards with `no_sync` add up (scale each loss by its share of the rank's rows).
+
+    A sum over the rank's own rows (reduction='sum') cannot be told from a mean here, and is weighted alike:
+    gradients are those of the ranks' sums, each times n/N, and not of the sum over all rows. For that, divide
+    the loss by the rank's own rows, and multiply the gradients (or the learning rate of SGD) by N.
 
     - Parameters and buffers start as rank 0's. The keys of the state_dict are the plain module's.
     - A parameter without gradient on this rank counts as zeros if another rank has one for it, and
@@ -53,6 +59,7 @@ class DataParallel(nn.Module):
     def __init__(self, module: nn.Module, *, group: dist.ProcessGroup | None = None,
                  bucket_mb: float = 25.0, time_limit: float = 60.0) -> None:
         super().__init__()
+        verify_time_limit(time_limit)
         self.rows: int | None = None   #: rows of the next forwards; None: look at the inputs
         # The module's own tables, and not the module as a child, so that names stay what they are.
         self.__dict__['module'] = module
@@ -118,9 +125,3 @@ class DataParallel(nn.Module):
         self.training = mode
         self.module.train(mode)
         return self
-
-
-def rows_of_inputs(inputs: Any) -> int:
-    """Of the first tensor that has rows; 1 without one."""
-    return next((len(leaf) for leaf in pytree.tree_leaves(inputs)
-                 if isinstance(leaf, torch.Tensor) and leaf.dim()), 1)

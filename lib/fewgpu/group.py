@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fewgpu.limit import verify_time_limit
+
 Parts = Sequence[tuple[torch.Tensor, int]]   # tensors, each with the rank at its other end
 
 
@@ -80,6 +82,7 @@ class Group:
 
     def __init__(self, process_group: 'dist.ProcessGroup | None' = None,
                  time_limit: float = 60.0) -> None:
+        verify_time_limit(time_limit)
         verify_met()
         self.process_group = process_group or dist.group.WORLD
         self.rank = dist.get_rank(self.process_group)

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,12 @@ from torch import nn
 from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.held_buffers import Followed
+from fewgpu.limit import verify_time_limit
 from fewgpu.loss import LossFn, WithLoss
 from fewgpu.loss_scale import LossScale
+from fewgpu.maker import verify_made, verify_maker
 from fewgpu.minibatches import MiniBatches
 from fewgpu.partition import place, split
-from fewgpu.pipemare import PipeMare
 from fewgpu.schedule import TARGET, Schedule
 from fewgpu.skip_routes import wrapped
 from fewgpu.stage import Stage, StageStep
@@ -142,14 +142,7 @@ class Held:
                    for key, partition in self.partitions.items()}
         made = {key: make(iter(parameters)) for key, parameters in trained.items() if make and parameters}
         for optimizer in made.values():
-            if not hasattr(optimizer, 'step') or not hasattr(optimizer, 'zero_grad'):
-                raise TypeError(f'optimizer is to return an optimizer for the parameters that it is '
-                                f'given, and returned {optimizer!r}')
-            inner = optimizer.optimizer if isinstance(optimizer, PipeMare) else optimizer
-            closure = inspect.signature(inner.step).parameters.get('closure')
-            if closure is not None and closure.default is closure.empty:
-                raise TypeError(f'{type(inner).__name__} computes the loss several times in a step, '
-                                f'which a pipeline cannot: choose another optimizer')
+            verify_made(optimizer)
         return made
 
 
@@ -160,11 +153,13 @@ def device_of_rank(index: int) -> Device:
     return Device('cpu', index=index)
 
 
-def verify_makes_optimizers(optimizer: Any) -> None:
-    """Raises TypeError for an optimizer instead of what makes one."""
-    if optimizer is not None and not callable(optimizer):
-        raise TypeError('every stage has an optimizer of its own: pass what makes it, as '
-                        'optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)')
+def verify_options(optimizer: Any, loss_scale: Any, time_limit: Any) -> None:
+    """Raises TypeError or ValueError for what is none of these; each may be None."""
+    if optimizer is not None:
+        verify_maker(optimizer, 'stage')
+    verify_loss_scale(loss_scale, updates=optimizer is not None)
+    if time_limit is not None:
+        verify_time_limit(time_limit)
 
 
 def verify_loss_scale(loss_scale: Any, *, updates: bool) -> None:

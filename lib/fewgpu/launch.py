@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fewgpu.launched import dumps
+from fewgpu.limit import verify_time_limit
 
 _LOOPBACK = {'linux': 'lo', 'darwin': 'lo0'}.get(sys.platform)
 _LOOK = 0.05        # seconds between two looks at the processes
@@ -58,6 +59,8 @@ def launch(fn: Callable[..., Any], ranks: int = 2, *, args: Sequence[Any] = (),
         raise TypeError(f'launch needs a function, which every rank is to call, not {fn!r}')
     if not isinstance(ranks, int) or ranks < 1:
         raise ValueError(f'launch needs at least one rank, not {ranks!r}')
+    if time_limit is not None:
+        verify_time_limit(time_limit)
     call = _pickled(fn, tuple(args))
     with tempfile.TemporaryDirectory(prefix='fewgpu-', ignore_cleanup_errors=True) as name:
         folder = Path(name)

@@ -19,15 +19,18 @@ LossFn = Callable[[Any, Any], torch.Tensor]
 
 
 class WithLoss(nn.Module):
-    """The last stage with the loss: from (inputs, (target, share)) to share * loss."""
+    """The last stage with the loss: from (inputs, (target, share)) to share * loss.
+
+    A share of None: these are all rows there are, and any loss will do. Raises TypeError as `verify_loss`.
+    """
 
     def __init__(self, module: nn.Module, loss_fn: LossFn) -> None:
         super().__init__()
+        verify_loss(loss_fn)
         self.module, self.loss_fn = module, loss_fn
-        self._is_mean = is_mean(loss_fn)
         self._is_verified = False
 
-    def forward(self, inputs: tuple[Any, tuple[Any, float]]) -> torch.Tensor:
+    def forward(self, inputs: tuple[Any, tuple[Any, float | None]]) -> torch.Tensor:
         value, (target, share) = inputs
         output = self.module(value)
         loss = self.loss_fn(output, target)
@@ -37,6 +40,8 @@ class WithLoss(nn.Module):
         if any(flags(output)) and not loss.requires_grad:
             raise RuntimeError('the loss does not depend on the output, or not differentiably: '
                                'nothing would be trained')
+        if share is None:
+            return loss
         if not self._is_verified:
             self._verify(output, target, loss)
         return loss * share
@@ -52,28 +57,34 @@ class WithLoss(nn.Module):
         if not all(value.isfinite() for value in (loss, *halves)):
             return   # nor from this: another mini-batch will tell
         self._is_verified = True
+        is_a_mean = is_mean(self.loss_fn)
         mean, total = sum(a * b for a, b in zip(halves, rows)) / sum(rows), sum(halves)
-        if not torch.allclose(loss, mean if self._is_mean else total, rtol=1e-2, atol=1e-6):
-            known = torch.allclose(loss, total if self._is_mean else mean, rtol=1e-2, atol=1e-6)
+        if not torch.allclose(loss, mean if is_a_mean else total, rtol=1e-2, atol=1e-6):
+            known = torch.allclose(loss, total if is_a_mean else mean, rtol=1e-2, atol=1e-6)
             raise ValueError(
-                f'loss_fn is taken for a {"mean over the rows" if self._is_mean else "sum"}, and it is '
+                f'loss_fn is taken for a {"mean over the rows" if is_a_mean else "sum"}, and it is '
                 + ("a sum: say so by loss_fn=functools.partial(loss, reduction='sum')"
-                   if known and self._is_mean else
+                   if known and is_a_mean else
                    'none: the loss of a mini-batch is then not made of those of its micro-batches'))
 
 
-def is_mean(loss_fn: LossFn) -> bool:
-    """Is it a mean over the rows, or (where it, or a part of it, says reduction='sum') a sum?
-
-    Raises ValueError for what is neither (the mean of a mini-batch is then not made of the means of
-    its micro-batches), TypeError for a loss that has parameters.
-    """
+def verify_loss(loss_fn: Any) -> None:
+    """Raises TypeError for what is no loss, or one that has parameters."""
     if isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.parameters()):
         raise TypeError('loss_fn has parameters, which no stage would train: put them into the last '
                         'layer of the module')
     if not callable(loss_fn):
         raise TypeError(f'loss_fn takes the output and the target of a micro-batch and returns its '
                         f'loss, as nn.functional.cross_entropy does; {loss_fn!r} is none')
+
+
+def is_mean(loss_fn: LossFn) -> bool:
+    """Is it a mean over the rows, or (where it, or a part of it, says reduction='sum') a sum?
+
+    Raises ValueError for what is neither (the mean of a mini-batch is then not made of the means of
+    its micro-batches), TypeError as `verify_loss`.
+    """
+    verify_loss(loss_fn)
     options = list(_options(loss_fn))
     if any(option.get('reduction', 'mean') == 'sum' for option in options):
         return False

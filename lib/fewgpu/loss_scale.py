@@ -13,12 +13,16 @@ has its optimizers itself, stages must agree before any of them updates; here th
 float32, and needs no scale.
 """
 
+import math
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 import torch
 
 from fewgpu.weights import Gradients
+
+_LEAST, _MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max   # gradients, too, have to hold it
 
 
 class LossScale:
@@ -30,15 +34,17 @@ class LossScale:
         backoff: by what it is multiplied after an overflow.
 
     Powers of two round nothing. Save it with the run: `training_state(model, loss_scale=loss_scale)`. Raises
-    ValueError for figures that mean nothing.
+    ValueError for figures that mean nothing, or a scale that float32 does not hold; FloatingPointError, instead of
+    one more update, when gradients overflow with the smallest scale, too.
     """
 
     def __init__(self, initial: float = 2.0**16, growth: float = 2.0, backoff: float = 0.5,
                  interval: int = 2000) -> None:
-        if not (initial > 0.0 and growth >= 1.0 and 0.0 < backoff < 1.0 and interval >= 1):
+        numbers = all(isinstance(each, Real) and math.isfinite(each) for each in (initial, growth, backoff, interval))
+        if not (numbers and initial > 0.0 and growth >= 1.0 and 0.0 < backoff < 1.0 and interval >= 1):
             raise ValueError(f'a scale is above 0, its growth at least 1, its backoff between 0 and 1, and the '
-                             f'interval at least one update, not {initial}, {growth}, {backoff} and {interval}')
-        self.scale, self.growth, self.backoff, self.interval = initial, growth, backoff, interval
+                             f'interval at least one update, not {initial!r}, {growth!r}, {backoff!r} and {interval!r}')
+        self.scale, self.growth, self.backoff, self.interval = _verified(initial), growth, backoff, interval
         self._good = 0   # updates since the last overflow or growth
         self._left_out = False
 
@@ -64,7 +70,10 @@ class LossScale:
         return left_out
 
     def update(self, overflow: bool) -> None:
-        """After an update, or instead of one."""
+        """After an update, or instead of one. Raises FloatingPointError if no smaller scale is left to try."""
+        if overflow and self.scale * self.backoff < _LEAST:
+            raise FloatingPointError(f'gradients are not finite although the scale is down to {self.scale:.3g}: look '
+                                     f'for inf or NaN in the inputs and the loss, or lower the learning rate')
         self._good = 0 if overflow else self._good + 1
         if overflow:
             self.scale *= self.backoff
@@ -77,7 +86,14 @@ class LossScale:
         return {'scale': self.scale, 'good': self._good}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.scale, self._good = state['scale'], state['good']
+        self.scale, self._good = _verified(state['scale']), state['good']
 
     def __repr__(self) -> str:
         return f'LossScale({self.scale}, {self.growth}, {self.backoff}, {self.interval})'
+
+
+def _verified(scale: float) -> float:
+    if not _LEAST <= scale <= _MOST:
+        raise ValueError(f'a scale is at least {_LEAST:.3g} and at most {_MOST:.3g}, which float32 still holds, not '
+                         f'{scale!r}: 2.0**16 is a usual one to begin with')
+    return scale

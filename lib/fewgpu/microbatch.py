@@ -57,6 +57,11 @@ def rows_of(batch: Any) -> int:
     return len(first)
 
 
+def rows_of_inputs(inputs: Any) -> int:
+    """Of what a module is called with, and nobody cuts: those of the first tensor that has some; 1 without one."""
+    return next((len(leaf) for leaf in pytree.tree_leaves(inputs) if has_rows(leaf)), 1)
+
+
 def check_leaves(batch: Any, name: str = 'input') -> list[tuple[str, Any]]:
     """Every leaf with its name. Raises TypeError if one can neither be cut nor be passed on."""
     for part in pytree.tree_leaves(batch, is_leaf=lambda tree: isinstance(tree, PackedSequence)):

@@ -97,9 +97,15 @@ def pairs(batches: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
     if not batches:
         raise ValueError('there is nothing to train on: give at least one mini-batch (x, y)')
     for batch in batches:
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise TypeError(f'a mini-batch to train on is a pair (x, y), not a {type(batch).__name__}')
+        verify_pair(batch)
     return [x for x, _ in batches], [y for _, y in batches]
+
+
+def verify_pair(batch: Any) -> None:
+    """Raises TypeError for a mini-batch that is no (x, y)."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise TypeError(f'a mini-batch to train on is a pair (x, y), not a {type(batch).__name__}'
+                        + (f' of {len(batch)}' if isinstance(batch, (tuple, list)) else ''))
 
 
 def verify_same_rows(mine: Sequence[int | None], first: Sequence[int]) -> None:

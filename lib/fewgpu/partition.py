@@ -73,10 +73,24 @@ def split(module: nn.Sequential, balance: list[int]) -> nn.ModuleList:
                          for count in balance)
 
 
-def verify_devices(devices: Any) -> None:
+def device_of(device: Any) -> Device:
+    """That of an engine which uses one: a Device, or what Device takes; None: the first GPU, or a virtual CPU device.
+    Raises TypeError for a list."""
+    if isinstance(device, (list, tuple)):
+        raise TypeError(f'one device is used here, not a list: {device!r}')
+    return device if isinstance(device, Device) else choose_devices(1)[0] if device is None else Device(device)
+
+
+def devices_of(devices: Iterable[Any]) -> list[Device]:
+    """Those of an engine which uses several, each a Device or what Device takes."""
+    return [device if isinstance(device, Device) else Device(device, index=index)
+            for index, device in enumerate(devices)]
+
+
+def verify_devices(devices: Any, what: str = 'one a stage') -> None:
     """Raises TypeError for a number or a name."""
     if isinstance(devices, (int, str, Device, torch.device)):
-        raise TypeError(f'devices are a list, one a stage, not {devices!r}: '
+        raise TypeError(f'devices are a list, {what}, not {devices!r}: '
                         f"get_devices(n), or ['cpu'] * n")
 
 
@@ -89,8 +103,7 @@ def place(partitions: nn.ModuleList, devices: Iterable[Any] | None) -> list[Devi
     if devices is None:
         chosen = choose_devices(len(partitions))
     else:
-        chosen = [device if isinstance(device, Device) else Device(device, index=index)
-                  for index, device in enumerate(devices)][:len(partitions)]
+        chosen = devices_of(devices)[:len(partitions)]
     if len(chosen) < len(partitions):
         raise IndexError(f'too few devices to hold given partitions '
                          f'(devices: {len(chosen)}, partitions: {len(partitions)})')

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fewgpu.context import Context
+from fewgpu.context import Context, evaluating
 from fewgpu.group import is_distributed
 from fewgpu.held import (Held, MakeOptimizer, device_of_rank, of_all_replicas, start_alike, verify_alike,
-                         verify_layout, verify_loss_scale, verify_makes_optimizers)
+                         verify_layout, verify_options)
 from fewgpu.held_state import HeldState
 from fewgpu.loss import LossFn, is_mean
 from fewgpu.loss_scale import LossScale
@@ -89,8 +89,7 @@ class Pipeline(HeldState):
         verify_module(module)
         verify_devices(devices)
         self.balance, chunks = verify_balance(module, balance), verify_chunks(chunks)
-        verify_makes_optimizers(optimizer)
-        verify_loss_scale(loss_scale, updates=optimizer is not None)
+        verify_options(optimizer, loss_scale, time_limit)
         self.chunks, self.checkpoint, self.time_limit, self.loss_scale = chunks, checkpoint, time_limit, loss_scale
         self.loss_fn, self._last = loss_fn, len(self.balance) - 1
         if ranks is None and is_distributed(devices):
@@ -155,15 +154,10 @@ class Pipeline(HeldState):
         """The loss of a mini-batch in evaluation mode (on ranks: give y to all or none of them). Without y the
         outputs (on ranks: where the last stage is, None elsewhere)."""
         with self._together(), torch.no_grad():
-            modes = {part: part.training for part in self.module.modules()}   # copies follow: see Held.align
-            self.module.eval()
-            try:
+            with evaluating(self.module):   # copies follow: see Held.align
                 batches, seed = self._agree([x], [y])
                 plan = self._plans.of('evaluation', *batches.counts, y is not None)
                 values = self._execute(plan, batches, seed)
-            finally:
-                for part, mode in modes.items():
-                    part.training = mode
             if y is not None:
                 return self._tell_all(batches.losses(values, None, self.loss_fn))[0]
             return gather(values) if values and self._held.holds(self._last) else None

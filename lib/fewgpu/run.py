@@ -5,9 +5,6 @@ loop.
 """
 
 import contextlib
-import os
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,6 +16,7 @@ from fewgpu.device import Device
 from fewgpu.schedule import SHARE, Message, Op, Schedule, activation, gradient, share, skip_name, target
 from fewgpu.stage import Shares, StageStep
 from fewgpu.transport import Mailbox, Parcel, Stopped, call_devices
+from fewgpu.where import learners_line
 
 SpanFields = tuple   # of a Span, with times as Device.now gives them
 
@@ -188,14 +186,5 @@ def _explain(error: BaseException, op: Op, device: str) -> None:
     """Say where in the pipeline it happened, and in which line that the learner wrote."""
     what = {'send': 'send', 'F': 'forward', 'R': 'recompute', 'B': 'backward', 'recv': 'receive', 'U': 'update',
             'I': 'backward of the inputs', 'W': 'backward of the weights'}[op.kind]
-    own = [frame for frame in traceback.extract_tb(error.__traceback__)
-           if not frame.filename.startswith(_LIBRARIES)]
-    line = f', at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}' if own else ''
     batch = f' of micro-batch {op.micro_batch}' if op.micro_batch >= 0 else ''
-    error.add_note(f'in stage {op.stage} on {device}, {what}{batch} ({op}){line}')
-
-
-_LIBRARIES = (*(os.path.join(folder, '') for folder in (
-    *(os.path.dirname(file) for file in (torch.__file__, __file__)),
-    *(sysconfig.get_path(name) for name in ('stdlib', 'platstdlib', 'purelib', 'platlib')))),
-    '<frozen ')
+    error.add_note(f'in stage {op.stage} on {device}, {what}{batch} ({op}){learners_line(error)}')

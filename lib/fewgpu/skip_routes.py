@@ -118,6 +118,27 @@ def routes(module: nn.Sequential, balance: Sequence[int], how: str = 'straight')
     return tuple(hops)
 
 
+def held_together(module: nn.Sequential) -> list[int]:
+    """The finest balance in which no skip goes from one part to another. Raises ValueError as `verify_skips`."""
+    passed = {k for pair in verify_skips(module) for k in range(pair.save + 1, pair.loads[-1] + 1)}
+    counts: list[int] = []
+    for k in range(len(module)):
+        if k in passed:   # a skip comes here from the layer before
+            counts[-1] += 1
+        else:
+            counts.append(1)
+    return counts
+
+
+def verify_skips_stay(module: nn.Sequential, balance: Sequence[int], part: str, remedy: str) -> None:
+    """For engines whose parts are computed one at a time. Raises ValueError, which says the remedy, for a skip from
+    one part to another, and as `verify_skips`."""
+    for skip in routes(module, balance):
+        raise ValueError(f'the skip {skip.name!r} goes from {part} {skip.source} to {part} {skip.stage}, and only what '
+                         f'goes from one to the next is carried here: {remedy}, or use Pipeline or GPipe, which carry '
+                         f'skips')
+
+
 def _half_inside(name: str) -> ValueError:
     return ValueError(f'the skip {name!r} has one end inside a layer, and would be cut off there: make Save '
                       f'and Load layers of the sequence itself')

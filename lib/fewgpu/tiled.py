@@ -49,7 +49,12 @@ class TiledLinear(nn.Module):
 
     @classmethod
     def of(cls, linear: nn.Linear, tiles: int) -> 'TiledLinear':
-        """With the values of a layer (copies of them, in its dtype, where it is)."""
+        """With the values of a layer (copies of them, in its dtype, where it is).
+
+        Raises TypeError for anything but an nn.Linear, ValueError for one that does more: has a parametrization of its
+        weight (weight norm, pruning), hooks, or a forward of its own, which would be lost.
+        """
+        _verify_plain(linear)
         weight, bias = linear.weight, linear.bias
         tiled = cls(linear.in_features, linear.out_features, tiles, bias is not None,
                     weight.device, weight.dtype)
@@ -68,6 +73,17 @@ class TiledLinear(nn.Module):
     def extra_repr(self) -> str:
         return (f'in_features={self.in_features}, out_features={self.out_features}, '
                 f'tiles={len(self.rows)}, bias={self.biases is not None}')
+
+
+def _verify_plain(linear: Any) -> None:
+    if not isinstance(linear, nn.Linear):
+        raise TypeError(f'TiledLinear.of takes an nn.Linear, not a {type(linear).__name__}')
+    hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks)
+    names = {name for name, _ in [*linear.named_parameters(), *linear.named_buffers()]}
+    if names - {'bias'} != {'weight'} or any(hooks) or type(linear).forward is not nn.Linear.forward:
+        raise ValueError(f'this {type(linear).__name__} does more than an nn.Linear (a parametrization of its weight, '
+                         f'a hook, or a forward of its own), which tiles would leave out: remove that first, as by '
+                         f'torch.nn.utils.parametrize.remove_parametrizations')
 
 
 class Source:

@@ -22,20 +22,22 @@ from torch import nn
 
 from fewgpu.ahead import verify_depth
 from fewgpu.buckets import fingerprint
-from fewgpu.context import Context
-from fewgpu.device import Device, choose_devices
+from fewgpu.context import Context, evaluating
 from fewgpu.group import is_distributed
-from fewgpu.loss import LossFn, is_mean, verify_all_rows_count
-from fewgpu.microbatch import gather, rows_of, scatter, sizes
-from fewgpu.partition import turn_of, verify_has_layers
+from fewgpu.limit import verify_time_limit
+from fewgpu.loss import LossFn, is_mean, verify_all_rows_count, verify_loss
+from fewgpu.maker import verify_made, verify_maker
+from fewgpu.microbatch import gather, rows_of, scatter, sizes, verify_chunks
+from fewgpu.partition import device_of, turn_of, verify_has_layers
 from fewgpu.optimizer_state import verify_belongs
 from fewgpu.offload.packed import options, restore_options, verify_options
-from fewgpu.offload.shares import Alone, Together
-from fewgpu.offload.states import load_optimizer_state, optimizer_state
+from fewgpu.offload.shares import Alone, Together, verify_reading
+from fewgpu.offload.states import load_optimizer_state, optimizer_state, verify_state_dict
 from fewgpu.offload.store import HostStore, Store
 from fewgpu.offload.unit import MakeOptimizer, make_units
 from fewgpu.offload.versions import Versions
 from fewgpu.offload.visits import Times, Visits, without_autocast
+from fewgpu.skip_routes import verify_skips_stay
 from fewgpu.transport.host import to_device
 
 
@@ -50,12 +52,13 @@ class Offloaded:
                 loss = model.step(x, y)
 
     Arguments:
-        module: the layers. What its parameters hold moves to the store, and they are empty from then on;
-            buffers stay on the device.
+        module: the layers. What its parameters hold moves to the store, and they are empty from then on; buffers stay
+            on the device. A skip (`fewgpu.skip`) stays inside one layer.
         optimizer: makes an optimizer of the host from a list of parameters; one a layer (see
             `optimizers`; the learning rate may be changed there).
-        loss_fn: from (output, target) to a mean over the rows, or to a sum if it says so: see `Pipeline`.
-        device: the first GPU, or a virtual CPU device, by default.
+        loss_fn: from (output, target) to a mean over the rows, or to a sum if it says so: see `Pipeline`. (Any loss, a
+            weighted mean too, where it sees all rows: one micro-batch, no other ranks.)
+        device: a Device or its name; the first GPU, or a virtual CPU device, by default.
         store: where parameters are, `states` where optimizer states are: by default the same, and the
             host's memory. A store that holds a model already is gone on with, at its latest whole step,
             by the same kind of optimizer, whose learning rate and other options are those that were stored.
@@ -78,18 +81,21 @@ class Offloaded:
     """
 
     def __init__(self, module: nn.Sequential, *, optimizer: MakeOptimizer, loss_fn: LossFn,
-                 device: Device | None = None, store: Store | None = None, states: Store | None = None,
+                 device: Any = None, store: Store | None = None, states: Store | None = None,
                  depth: int = 3, recompute: bool = True, group: dist.ProcessGroup | None = None,
                  reading: str = 'slices', time_limit: float = 60.0) -> None:
         verify_has_layers(module)
-        is_mean(loss_fn)   # or raise
-        if isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError('every layer has an optimizer of its own: pass what makes it, as '
-                            'optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.001)')
+        verify_skips_stay(module, [1] * len(module), 'layer',
+                          'make the layers from its Save to its Load one layer, an nn.Sequential')
+        verify_loss(loss_fn)
+        verify_maker(optimizer, 'layer')
+        verify_reading(reading)
+        verify_time_limit(time_limit)
         self.module, self.depth, self.loss_fn = module, verify_depth(depth, 'units'), loss_fn
         self._keep = 'input' if recompute else 'graph'
-        self.device = device or choose_devices(1)[0]
-        together = is_distributed() and dist.get_world_size(group) > 1
+        self.device = device_of(device)
+        if together := is_distributed() and dist.get_world_size(group) > 1:
+            is_mean(loss_fn)   # or raise
         self._ranks = Together(group, reading, time_limit) if together else Alone()
         self._turn, self.spans = turn_of(module), []
         self.store = store or HostStore()
@@ -100,17 +106,18 @@ class Offloaded:
     def _open(self, optimizer: MakeOptimizer) -> None:
         is_new = not self._versions.exists
         layout = fingerprint([*self.module.named_parameters(), *self.module.named_buffers()])
-        sample = optimizer([nn.Parameter(torch.zeros(1))])
+        sample = verify_made(optimizer([nn.Parameter(torch.zeros(1))]))
         kind, self._made = type(sample).__name__, options(sample)   # by what makes optimizers now
         self._facts = {'layout': layout, 'ranks': self._ranks.size, 'rank': self._ranks.rank, 'optimizer': kind}
         if is_new:
             self._ranks.start_alike(self.module)
-        elif self._versions.about['facts'] != self._facts:
-            raise ValueError(f'the store holds another model, states of another optimizer, or was another rank\'s: it says '
-                             f'{self._versions.about["facts"]}, and this is {self._facts}: give it a store of its own')
-        else:
-            verify_options(self._versions.about['made'], self._made)
-            self._made = self._versions.about['made']
+        elif {**self._facts, **self._versions.about['facts']} != self._facts:   # earlier releases say less
+            raise ValueError("the store holds another model, states of another optimizer, or was another rank's: it"
+                             f' says {self._versions.about["facts"]}, and this is {self._facts}: give this a store '
+                             f'of its own')
+        elif (made := self._versions.about.get('made')) is not None:
+            verify_options(made, self._made)
+            self._made = made
         self._units = [*make_units(self.module, self.device, self._ranks, optimizer, self.loss_fn,
                                    self._versions, self.depth)]
         self._pieces = [piece for unit in self._units for piece in unit.pieces]
@@ -146,20 +153,26 @@ class Offloaded:
         """
         if rows_of(x) != rows_of(y):
             raise ValueError(f'{rows_of(y)} rows of targets for {rows_of(x)} rows of inputs')
-        if is_mean(self.loss_fn):
+        rows = sizes(rows_of(x), verify_chunks(chunks))
+        if not self._sees_all(rows) and is_mean(self.loss_fn):
             verify_all_rows_count(self.loss_fn, y)
         with self._turn, self._all_or_nothing():
             with torch.enable_grad(), self.device.active():
-                loss = self._train(x, y, sizes(rows_of(x), chunks))
+                loss = self._train(x, y, rows)
             self._commit(self.steps + 1)
             return loss
+
+    def _sees_all(self, rows: list[int]) -> bool:
+        """Does the loss, of a mini-batch cut into micro-batches of so many rows, see all there are?"""
+        return len(rows) == self._ranks.size == 1
 
     def _train(self, x: Any, y: Any, rows: list[int]) -> torch.Tensor:
         context = Context.capture([self.device], self._ranks.seed())
         total = self._ranks.total(sum(rows), self.device.torch)
         if not total:
             raise ValueError('there is nothing to train on: give at least one row')
-        shares = [count / total if is_mean(self.loss_fn) else 1.0 for count in rows]
+        shares = [None] if self._sees_all(rows) else [
+            count / total if is_mean(self.loss_fn) else 1.0 for count in rows]
         xs, targets = (to_device(scatter(batch, len(rows)), self.device) for batch in (x, y))
         with without_autocast(context):
             loss = self._visits(context).train(xs, [*zip(targets, shares)], self._keep)
@@ -168,15 +181,10 @@ class Offloaded:
 
     def evaluate(self, x: Any, chunks: int = 1) -> Any:
         """The outputs in evaluation mode, without a graph."""
-        modes = {part: part.training for part in self.module.modules()}
-        with self._turn, torch.no_grad(), self.device.active(), self._all_or_nothing():
-            self.module.eval()
-            try:
-                xs = to_device(scatter(x, len(sizes(rows_of(x), chunks))), self.device)
-                return gather(self._visits(Context.capture([self.device])).evaluate(xs))
-            finally:
-                for part, mode in modes.items():
-                    part.training = mode
+        count = len(sizes(rows_of(x), verify_chunks(chunks)))
+        with self._turn, torch.no_grad(), self.device.active(), self._all_or_nothing(), evaluating(self.module):
+            xs = to_device(scatter(x, count), self.device)
+            return gather(self._visits(Context.capture([self.device])).evaluate(xs))
 
     def _visits(self, context: Context) -> Visits:
         visits = Visits(self._units, self.device, self._versions, context, self._ranks, self.depth)
@@ -204,12 +212,7 @@ class Offloaded:
         Raises ValueError, before anything has changed, for other keys or shapes.
         """
         held = self.module.state_dict(keep_vars=True)
-        shapes = {key: self._shapes.get(value, value.shape) for key, value in held.items()}
-        given = {key: value.shape for key, value in state.items()}
-        if wrong := sorted(key for key in {*shapes, *given} if shapes.get(key) != given.get(key)):
-            key = wrong[0]
-            raise ValueError(f'the state_dict is of another model: {key} has the shape {given.get(key)} '
-                             f'there and {shapes.get(key)} here (None: is missing)')
+        verify_state_dict(state, held, self._shapes)
         values = {tensor: state[key] for key, tensor in held.items()}
         with self._turn, self._all_or_nothing():
             for piece in self._pieces:

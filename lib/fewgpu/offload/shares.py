@@ -112,6 +112,12 @@ def _padded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
+def verify_reading(reading: str) -> None:
+    """Raises ValueError for a word that says nothing."""
+    if reading not in ('slices', 'broadcast'):
+        raise ValueError(f"every rank reads its own 'slices', or rank 0 reads all for a 'broadcast', not {reading!r}")
+
+
 class Alone:
     """One process, which has nobody to agree with."""
 
@@ -144,14 +150,9 @@ class Alone:
 
 
 class Together(Alone):
-    """Ranks of torch.distributed. `reading` is 'slices' or 'broadcast'.
-
-    Raises ValueError for another word."""
+    """Ranks of torch.distributed. `reading` is 'slices' or 'broadcast'."""
 
     def __init__(self, group: dist.ProcessGroup | None, reading: str, time_limit: float) -> None:
-        if reading not in ('slices', 'broadcast'):
-            raise ValueError(f"every rank reads its own 'slices', or rank 0 reads all for a 'broadcast', not "
-                             f'{reading!r}')
         members = dist.get_process_group_ranks(group or dist.group.WORLD)
         self._gathering, self._reducing = (
             Group(dist.new_group(members, use_local_synchronization=group is not None), time_limit)

@@ -18,6 +18,17 @@ from fewgpu.optimizer_state import verify_same_kind
 State = Mapping[str, Mapping[str, Any]]   # see fewgpu.optimizer_state
 
 
+def verify_state_dict(state: Mapping[str, torch.Tensor], held: Mapping[str, torch.Tensor],
+                      shapes: Mapping[nn.Parameter, torch.Size]) -> None:
+    """Raises ValueError for other keys or shapes than those of what is held (for parameters, `shapes`)."""
+    asked = {key: shapes.get(value, value.shape) for key, value in held.items()}
+    given = {key: value.shape for key, value in state.items()}
+    if wrong := sorted(key for key in {*asked, *given} if asked.get(key) != given.get(key)):
+        key = wrong[0]
+        raise ValueError(f'the state_dict is of another model: {key} has the shape {given.get(key)} there and '
+                         f'{asked.get(key)} here (None: is missing)')
+
+
 def optimizer_state(module: nn.Module, pieces: Sequence[Piece], versions: Versions) -> dict[str, dict[str, Any]]:
     """See Offloaded.optimizer_state."""
     names = {parameter: name for name, parameter in module.named_parameters()}

@@ -22,6 +22,7 @@ from fewgpu.device import Device
 from fewgpu.loss import LossFn, WithLoss
 from fewgpu.offload.packed import packed, unpack
 from fewgpu.offload.shares import Alone, Slices, Whole
+from fewgpu.skip_routes import wrapped
 from fewgpu.stage import Stage
 from fewgpu.tiled import Source, Tile, TiledLinear
 from fewgpu.transport.copies import Parcel
@@ -100,9 +101,10 @@ class Unit:
     (In `fewgpu.zero` a unit is the parameters of a child of the model, in `fewgpu.spill` what is done with a shard.)
     """
 
-    def __init__(self, stage: Stage, layer: nn.Module, piece: Piece, tiles: list['Tiles']) -> None:
-        """The module of the stage is the layer, with the loss around it if it is the last one."""
+    def __init__(self, stage: Stage, layer: nn.Module, kind: str, piece: Piece, tiles: list['Tiles']) -> None:
+        """The module of the stage is the layer, of this kind, with the loss around it if it is the last one."""
         self._layer, self.stage, self.piece, self.tiles, self.index = layer, stage, piece, tiles, stage.index
+        self.kind = kind
         self.pieces = [piece, *(each for source in tiles for each in source.pieces)]
         self.trains = any(piece.hosts for piece in self.pieces)
         self.end()
@@ -210,5 +212,6 @@ def make_units(module: nn.Sequential, device: Device, ranks: Alone, optimizer: M
         in_tiles = {parameter for part in tiled for parameter in part.parameters()}
         rest = [parameter for parameter in layer.parameters() if parameter not in in_tiles]
         piece = Piece(f'{index}', rest, ranks.share(rest), optimizer, first)
+        kind, layer = type(layer).__name__, wrapped(layer, index, ())
         whole = WithLoss(layer, loss_fn) if index == len(module) - 1 else layer
-        yield Unit(Stage(index, whole, device), layer, piece, [part.source for part in tiled])
+        yield Unit(Stage(index, whole, device), layer, kind, piece, [part.source for part in tiled])

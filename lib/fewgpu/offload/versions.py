@@ -28,10 +28,14 @@ class Versions:
     """Records of two stores (which may be one): those that are called '*.states', and the others.
 
     `least` says which of the numbers of all ranks is the least, when all have called it; for one
-    process it is the number itself. Raises StoreError if the ranks' stores do not belong together.
+    process it is the number itself. Raises StoreError if the ranks' stores do not belong together,
+    TypeError for what is no store.
     """
 
     def __init__(self, store: Store, states: Store, least: Callable[[int], int]) -> None:
+        for each in (store, states):
+            if not isinstance(each, Store):
+                raise TypeError(f"a store is a DiskStore('folder') or a HostStore(), not {each!r}")
         self._store, self._states, self._least = store, states, least
         self._written: list[str] = []
         self._take(_NOTHING)

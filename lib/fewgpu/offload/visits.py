@@ -23,6 +23,7 @@ from fewgpu.transport.copies import Parcel
 from fewgpu.transport.host import on_host, to_device, to_host
 from fewgpu.offload.unit import Unit
 from fewgpu.offload.versions import Versions
+from fewgpu.where import learners_line
 
 
 class Span(NamedTuple):
@@ -95,7 +96,7 @@ class Visits:
               contextlib.closing(self._loaded(visits)) as loaded):
             for visit in loaded:
                 unit = visit.unit
-                with self._span('compute', unit), self._device.paced():
+                with self._span('compute', unit, _doing(visit, last)), self._device.paced():
                     if not visit.back:
                         xs = [self._forward(unit, i, each, keep) for i, each in enumerate(xs)]
                     elif unit.index == last:
@@ -114,7 +115,7 @@ class Visits:
         self._begin(len(xs), with_loss=False)
         with contextlib.closing(self._loaded([*map(Visit, self._units)])) as loaded:
             for visit in loaded:
-                with self._span('compute', visit.unit), self._device.paced():
+                with self._span('compute', visit.unit, 'forward'), self._device.paced():
                     xs = [self._forward(visit.unit, i, each, 'nothing') for i, each in enumerate(xs)]
         return xs
 
@@ -220,7 +221,17 @@ class Visits:
         return visit
 
     @contextlib.contextmanager
-    def _span(self, step: str, unit: Unit) -> Iterator[None]:
+    def _span(self, step: str, unit: Unit, doing: str = '') -> Iterator[None]:
         start = time.perf_counter()
-        yield
+        try:
+            yield
+        except BaseException as error:
+            if step not in ('wait', 'finish'):   # what is waited for may be another unit's, and says so itself
+                error.add_note(f'in layer {unit.index} ({unit.kind}) on {self._device.name}, {doing or step}'
+                               f'{learners_line(error)}')
+            raise
         self.spans.append(Span(step, unit.index, start, time.perf_counter()))
+
+
+def _doing(visit: Visit, last: int) -> str:
+    return 'forward, loss and backward' if visit.unit.index == last else 'backward' if visit.back else 'forward'

@@ -8,7 +8,7 @@ are those of the authors' code (hydra/components/partitioner/Pilot.py). Layers a
 each tested forward and backward beside the weights of those before it. The first that does not fit
 is dropped; then the whole shard is tested, and layers are dropped from its end until it fits. (If it fits
 at once, it is also tried with more: a layer by itself keeps a copy of its input, which inside a shard it
-does not.)
+does not.) Layers that a skip passes (`fewgpu.skip`), from its Save to its last Load, are added and dropped together.
 """
 
 import copy
@@ -23,7 +23,8 @@ from fewgpu.context import Context
 from fewgpu.device import Device
 from fewgpu.gate import flags
 from fewgpu.loss import LossFn
-from fewgpu.partition import verify_has_layers
+from fewgpu.partition import device_of, verify_has_layers
+from fewgpu.skip_routes import held_together
 from fewgpu.spill.shard import Placed, Shard
 from fewgpu.spill.units import MiniBatch, Unit, WithLoss
 
@@ -35,7 +36,7 @@ def shards_that_fit(module: nn.Sequential, x: Any, y: Any, loss_fn: LossFn, devi
     `double_buffer` is kept free: bytes, or a share (below 1.0) of the device's limit. Half of it is for
     the shard that is on its way in, half for the gradients on their way out, so no shard is larger than
     half of it. 0 is for Spilled without prefetch. Without `inputs_on_host` the inputs of all shards stay on
-    the device.
+    the device. No skip (`fewgpu.skip`) goes from one shard to another.
     (Optimizers work on the host, and need nothing here.)
 
     Copies of the layers run, so the module, its gradients and the random generators stay as they are.
@@ -43,6 +44,7 @@ def shards_that_fit(module: nn.Sequential, x: Any, y: Any, loss_fn: LossFn, devi
     a note.
     """
     verify_has_layers(module)
+    device = device_of(device)
     if device.is_virtual and device.memory_limit is None:
         raise ValueError('a pilot run needs a limit to run into: Device(memory_limit=bytes)')
     with sandbox(device):
@@ -72,18 +74,25 @@ class _Pilot:
 
     def __init__(self, module: nn.Sequential, y: Any, loss_fn: LossFn, device: Device,
                  inputs_on_host: bool, reserved: int) -> None:
-        self._layers, self._y, self._loss_fn = list(module.named_children()), y, loss_fn
+        layers = iter(module.named_children())
+        self._groups = [[next(layers) for _ in range(count)] for count in held_together(module)]   # cut between these
+        self._y, self._loss_fn = y, loss_fn
         self._device, self._on_host, self._reserved = device, inputs_on_host, reserved
         self._context = Context.capture([device], seed=0)
 
     def cut(self, x: Any) -> list[int]:
-        """The balance."""
+        """The balance, in layers."""
+        groups = iter(map(len, self._groups))
+        return [sum(next(groups) for _ in range(count)) for count in self._cut(x)]
+
+    def _cut(self, x: Any) -> list[int]:
+        """In groups of layers, as all counts from here on."""
         buffer = torch.empty(self._reserved, dtype=torch.uint8, device=self._device.torch)
         if self._device.ledger:
             self._device.ledger.adopt([buffer])
         inputs = Placed(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, x), None)
         kept, balance = [], []
-        while (first := sum(balance)) < len(self._layers):
+        while (first := sum(balance)) < len(self._groups):
             count, outputs = self._largest(first, inputs)
             balance.append(count)
             if not self._on_host:
@@ -92,7 +101,7 @@ class _Pilot:
         return balance
 
     def _largest(self, first: int, inputs: Placed) -> tuple[int, Placed]:
-        """How many layers fit as one shard, and what it returns."""
+        """How many fit as one shard, and what it returns."""
         count = max(1, self._reach(first, inputs))
         outputs = self._try(first, count, inputs)
         while outputs is None and count > 1:
@@ -101,27 +110,27 @@ class _Pilot:
                 return count, outputs
         if outputs is None:
             raise ValueError(self._too_large(first))
-        while first + count < len(self._layers):
+        while first + count < len(self._groups):
             if (more := self._try(first, count + 1, inputs)) is None:
                 break
             count, outputs = count + 1, more
         return count, outputs
 
     def _reach(self, first: int, inputs: Placed) -> int:
-        """How many layers fit one by one, each beside the weights of those before it."""
+        """How many fit one by one, each beside the weights of those before it."""
         held = []
-        for k in range(first, len(self._layers)):
+        for k in range(first, len(self._groups)):
             if (inputs := self._try(k, 1, inputs)) is None:
                 return k - first
             try:
                 held += self._shard(k, 1).promote(self._device)
             except torch.OutOfMemoryError:
                 return k - first
-        return len(self._layers) - first
+        return len(self._groups) - first
 
     def _try(self, first: int, count: int, inputs: Placed) -> Placed | None:
-        """What these layers return (on the host), tried as one shard; None if they do not fit."""
-        shard, last = self._shard(first, count), first + count == len(self._layers)
+        """What these return (on the host), tried as one shard; None if they do not fit."""
+        shard, last = self._shard(first, count), first + count == len(self._groups)
         if self._reserved and 2 * shard.bytes > self._reserved:
             return None
         with_loss = WithLoss(shard.module, self._loss_fn) if last else None
@@ -142,16 +151,25 @@ class _Pilot:
                 torch.cuda.empty_cache()
             return None
         except Exception as error:
-            error.add_note(f'in a pilot run of layers {first} to {first + count - 1}')
+            error.add_note(f'in a pilot run of layers {self._before(first)} to {self._before(first + count) - 1}')
             raise
 
     def _shard(self, first: int, count: int) -> Shard:
-        layers = copy.deepcopy(nn.Sequential(*(layer for _, layer in self._layers[first:first + count])))
-        return Shard(0, layers)
+        layers = [layer for group in self._groups[first:first + count] for _, layer in group]
+        return Shard(0, copy.deepcopy(nn.Sequential(*layers)))
+
+    def _before(self, group: int) -> int:
+        """How many layers."""
+        return sum(map(len, self._groups[:group]))
 
     def _too_large(self, k: int) -> str:
-        name, layer = self._layers[k]
-        return (f'layer {k} ({name}, {type(layer).__name__}) does not fit {self._device.name} by itself, '
+        first, group = self._before(k), self._groups[k]
+        name, layer = group[0]
+        what = f'layer {first} ({name}, {type(layer).__name__}) does not fit {self._device.name} by itself, '
+        if len(group) > 1:
+            what = (f'layers {first} to {first + len(group) - 1}, which a skip holds together, do not fit '
+                    f'{self._device.name} by themselves, ')
+        return (f'{what}'
                 f'beside a double buffer of {self._reserved:,} bytes and what the shards before it keep '
                 f'there: use smaller mini-batches or inputs_on_host=True, reserve less (or more, if the '
                 f'layer is over half of it), or cut the layer into tiles')

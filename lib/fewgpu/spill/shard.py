@@ -18,6 +18,7 @@ from torch import nn
 
 from fewgpu.device import Device
 from fewgpu.link import bytes_in
+from fewgpu.skip_routes import wrapped
 from fewgpu.transport.host import sent
 from fewgpu.weights import Gradients, accumulate, storage
 
@@ -26,11 +27,12 @@ class Shard:
     """Layers in host memory, and the optimizer of what is trained in them, which works there too.
 
     (Hydra's word: some of the layers, whole. In `fewgpu.zero` a shard is a rank's part of flat parameters.)
+    Skips (`fewgpu.skip`) stay inside.
     """
 
     def __init__(self, index: int, module: nn.Sequential,
                  optimizer: torch.optim.Optimizer | None = None) -> None:
-        self.index, self.module, self.optimizer = index, module, optimizer
+        self.index, self.module, self.optimizer = index, wrapped(module, index, ()), optimizer
         self.written: Future | None = None   #: of the last write-back, if it goes on beside
         self._tensors = [*module.parameters(), *module.buffers()]
         self._buffers = len(list(module.buffers()))

@@ -22,6 +22,8 @@ import torch
 
 from fewgpu.context import Context
 from fewgpu.device import Device
+from fewgpu.minibatches import verify_pair
+from fewgpu.partition import devices_of, verify_devices
 from fewgpu.spill.lrtf import Chain, Done, Lrtf, Shared
 from fewgpu.rng import StepSeed
 from fewgpu.spill.spilled import Spilled, draw_seed
@@ -43,10 +45,11 @@ class Job:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, Spilled):
+            raise TypeError(f'a job trains a Spilled(module, balance, ...), not a {type(self.model).__name__}')
         if not isinstance(self.batches, Sequence):
-            raise TypeError(f'the mini-batches of a job are a list of (x, y), for their number is asked for, and they are run '
-                            f'through once an epoch; not a {type(self.batches).__name__}')
-
+            raise TypeError(f'the mini-batches of a job are a list of (x, y), for their number is asked for, and they '
+                            f'are run through once an epoch; not a {type(self.batches).__name__}')
         if not isinstance(self.epochs, int) or self.epochs < 0:
             raise ValueError(f'the epochs of a job are a whole number, at least 0, not {self.epochs!r}')
 
@@ -70,13 +73,17 @@ class Trained:
     visits: list[list[Visit]]
 
 
-def sharp(jobs: Sequence[Job], devices: Sequence[Device], *, prefetch: bool = True) -> Trained:
+def sharp(jobs: Sequence[Job], devices: Sequence[Any], *, prefetch: bool = True) -> Trained:
     """Train all jobs to their end. Each model's results are those of training it alone.
 
     An error in any unit ends all, when those under way are done; it names model, shard and the learner's
     line.
-    Raises ValueError for two jobs with one model or one device twice.
+    Raises ValueError for two jobs with one model or one device twice, TypeError for what is no list of them.
     """
+    if isinstance(jobs, Job) or not all(isinstance(job, Job) for job in jobs):
+        raise TypeError(f'jobs are a list of Job(model, batches), not {jobs!r:.80}')
+    verify_devices(devices, 'which all models share')
+    devices = devices_of(devices)
     if not devices or len(set(devices)) < len(devices):
         raise ValueError('models are shared by devices, one or more, each of them once')
     if len({job.model.module for job in jobs}) < len(jobs):
@@ -111,6 +118,7 @@ class _Training:
         if step not in self.under_way:
             if (pair := next(self.feed, None)) is None:
                 raise ValueError(f'{self.name} has {step} mini-batches, and said {self.job.steps}')
+            verify_pair(pair)
             context = replace(context, seed=StepSeed(draw_seed(self.generator)))
             self.under_way[step] = self.job.model.begin(*pair, context, self.visits, self.name)
         return self.under_way[step], units[place]

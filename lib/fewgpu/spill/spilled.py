@@ -26,13 +26,15 @@ from torch.utils import _pytree as pytree
 
 from fewgpu.ahead import Ahead
 from fewgpu.context import Context
-from fewgpu.device import Device, choose_devices, one_thread
+from fewgpu.device import Device, one_thread
 from fewgpu.held import MakeOptimizer, verify_loss_scale
 from fewgpu.loss import LossFn
 from fewgpu.loss_scale import LossScale
+from fewgpu.maker import verify_made, verify_maker
 from fewgpu.microbatch import rows_of
 from fewgpu.optimizer_state import load_named_state, named_state, verify_belongs
-from fewgpu.partition import split, turn_of, verify_balance, verify_has_layers
+from fewgpu.partition import device_of, split, turn_of, verify_balance, verify_has_layers
+from fewgpu.skip_routes import verify_skips_stay
 from fewgpu.spill.shard import Placed, Shard
 from fewgpu.updates import updating
 from fewgpu.spill.units import Behind, MiniBatch, Visit, WithLoss, units
@@ -51,8 +53,8 @@ class Spilled:
 
     Arguments:
         module: the layers, an nn.Sequential. They move to the host, and stay there.
-        balance: layers a shard; see `fewgpu.spill.shards_that_fit`.
-        device: by default the GPU, or a virtual CPU device where there is none.
+        balance: layers a shard; see `fewgpu.spill.shards_that_fit`. A skip (`fewgpu.skip`) stays inside one shard.
+        device: a Device or its name; by default the GPU, or a virtual CPU device where there is none.
         loss_fn: from (output, target) to the loss of the mini-batch.
         optimizer: makes an optimizer from those of a shard's parameters that are trained; it works on the
             host. Without, `step` adds to the parameters' `.grad`, for an optimizer of the caller
@@ -65,17 +67,17 @@ class Spilled:
     in a Pipeline of the same balance with one micro-batch. Raises TypeError and ValueError as Pipeline does.
     """
 
-    def __init__(self, module: nn.Sequential, balance: Iterable[int], *, device: Device | None = None,
+    def __init__(self, module: nn.Sequential, balance: Iterable[int], *, device: Any = None,
                  loss_fn: LossFn, optimizer: MakeOptimizer | None = None, prefetch: bool = True,
                  inputs_on_host: bool = False, loss_scale: LossScale | None = None) -> None:
         verify_has_layers(module)
-        if isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError('every shard has an optimizer of its own: pass what makes it, as '
-                            'optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)')
+        if optimizer is not None:
+            verify_maker(optimizer, 'shard')
         verify_loss_scale(loss_scale, updates=optimizer is not None)
         self.loss_scale = loss_scale
         self.balance = verify_balance(module, balance)
-        self.module, self.device = module.to('cpu'), device or choose_devices(1)[0]
+        verify_skips_stay(module, self.balance, 'shard', 'put its Save and Load into one shard (balance)')
+        self.device, self.module = device_of(device), module.to('cpu')
         self.prefetch, self.inputs_on_host = prefetch, inputs_on_host
         if not self.device.is_virtual:
             for tensor in [*module.parameters(), *module.buffers()]:
@@ -148,7 +150,7 @@ class Spilled:
 
 def _optimizer(module: nn.Module, make: MakeOptimizer | None) -> torch.optim.Optimizer | None:
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return make(iter(trained)) if make and trained else None
+    return verify_made(make(iter(trained))) if make and trained else None
 
 
 @contextlib.contextmanager

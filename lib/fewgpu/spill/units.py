@@ -3,12 +3,12 @@
     F0  F1  ..  L (the last shard: forward, loss, backward)  ..  B1  B0
 
 A unit is promoted (its shard is copied to a device), computed, and stored (gradients go back to the
-host, where the shard is updated). `fewgpu.spill.spilled` runs the units of one model, `fewgpu.spill.sharp` those of many.
+host, where the shard is updated). `fewgpu.spill.spilled` runs the units of one model, `fewgpu.spill.sharp`
+those of many.
 """
 
 import contextlib
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -22,10 +22,10 @@ from fewgpu.device import Device
 from fewgpu.gate import flags
 from fewgpu.loss import LossFn
 from fewgpu.recompute import dropping_graph, recomputing
-from fewgpu.run import _LIBRARIES
 from fewgpu.spill.shard import Placed, Shard
 from fewgpu.stage import Stage, StageStep
 from fewgpu.weights import Gradients
+from fewgpu.where import learners_line
 
 
 class Unit(NamedTuple):
@@ -208,11 +208,8 @@ class Behind:
 def _where(error: BaseException, what: str, unit: Unit, model: str, device: Device) -> str:
     """Which shard of which model, and which line that the learner wrote."""
     name = {'F': 'forward', 'L': 'forward, loss and backward', 'B': 'backward'}[unit.kind]
-    own = [frame for frame in traceback.extract_tb(error.__traceback__)
-           if not frame.filename.startswith(_LIBRARIES)]
-    line = f', at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}' if own else ''
     of = f' of {model}' if model else ''
-    return f'in shard {unit.shard}{of} on {device.name}, {what} of its {name}{line}'
+    return f'in shard {unit.shard}{of} on {device.name}, {what} of its {name}{learners_line(error)}'
 
 
 def thread_beside(device: Device, name: str) -> ThreadPoolExecutor:

@@ -3,6 +3,10 @@
     sent                  a thread beside the device waits until the copy is there, on a stream of its own; it may be
                           used on any stream then, and is let go of when no kernel uses it any more (fewgpu.spill)
     to_device, to_host    the streams of the caller wait for the copy, and go on meanwhile (fewgpu.offload)
+
+Two ways, for two kinds of callers. In fewgpu.spill a shard is loaded beside a device, in a thread that does not know
+who will compute with it, and on which stream: so the copy is there when the call returns. In fewgpu.offload whoever
+copies is on the streams of the step that computes, which wait by themselves, and nobody else has to.
 """
 
 import contextlib
@@ -23,11 +27,11 @@ FROM_HOST, TO_HOST = -1, -2   # the two directions of a device's link, which do 
 
 def to_device(tensors: Any, device: Device) -> Any:
     """Copies on the device, once they have passed its link."""
-    sent = time.perf_counter()
+    start = time.perf_counter()
     with device.counting():
         copies = Parcel.of(tensors).copy_to(device.torch)
     if device.link is not None:
-        device.link.wait(tensors, sent, FROM_HOST)
+        device.link.wait(tensors, start, FROM_HOST)
     return copies
 
 

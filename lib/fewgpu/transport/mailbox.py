@@ -4,6 +4,7 @@ import threading
 import time
 from typing import Any
 
+from fewgpu.limit import verify_time_limit
 from fewgpu.schedule import Message, Schedule
 from fewgpu.schedule.op import LETTERS
 
@@ -20,6 +21,8 @@ class Mailbox:
     """
 
     def __init__(self, schedule: Schedule, *, time_limit: float | None = None) -> None:
+        if time_limit is not None:
+            verify_time_limit(time_limit)
         self._schedule = schedule
         self._time_limit = time_limit
         self._messages: dict[Message, Any] = {}

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from fewgpu.group import verify_met
+from fewgpu.limit import verify_time_limit
 from fewgpu.schedule import Message, Schedule
 from fewgpu.transport.copies import Parcel
 from fewgpu.transport.mailbox import Deadlock
@@ -48,6 +49,7 @@ class Ranks:
     """
 
     def __init__(self, members: Sequence[int] | None = None, *, time_limit: float = 60.0) -> None:
+        verify_time_limit(time_limit)
         verify_met()
         world = range(dist.get_world_size())
         self.members = list(world if members is None else members)
@@ -79,8 +81,7 @@ class Ranks:
                 raise Deadlock(f'after {self.time_limit:g} s {self._names([self.index])} still waits for '
                                f'{self._names(missing)} to make the same Ranks({self.members})')
             if self.size > 1:
-                group = dist.ProcessGroupGloo(store, self.index, self.size,
-                                              timedelta(seconds=self.time_limit))
+                group = dist.ProcessGroupGloo(store, self.index, self.size, timedelta(seconds=self.time_limit))
                 self._peers = {row: Peer(group, row, partial(self._arrived, row),
                                          partial(self._lost, row))
                                for row in range(self.size) if row != self.index}

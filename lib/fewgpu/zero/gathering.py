@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from fewgpu.zero.shards import Line, Unit
 from fewgpu.weights import storage
+from fewgpu.where import learners_line
 
 
 class _Place(NamedTuple):
@@ -55,9 +56,9 @@ class Gathering:
         self.weight: Future | None = None   #: of this rank's rows in the forward that goes on
         self.sync = sync                    #: of the backward of the forwards that come
         for owner, unit in owners:
-            owner.forward = partial(self._forward, unit, owner.forward)
+            owner.forward = partial(self._forward, unit, type(owner).__name__, owner.forward)
 
-    def _forward(self, unit: Unit, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    def _forward(self, unit: Unit, kind: str, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         views = unit.views(self._whole(unit))
         is_recompute = unit in self._in_backward
         if not is_recompute:
@@ -66,6 +67,11 @@ class Gathering:
             tensors = _Gather.apply(self._anchor, self, unit, views)
             with unit.place(tensors), self._saving():
                 outputs = forward(*inputs, **named)
+        except BaseException as error:
+            doing = 'recompute' if is_recompute else 'forward'
+            error.add_note(f'in unit {self._number[unit]} ({kind}, with {unit.names[0]}) on rank '
+                           f'{self._line.group.rank}, {doing}{learners_line(error)}')
+            raise
         finally:
             del views
             if not is_recompute:   # else the backward goes on to need it

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fewgpu.collectives import all_reduce
+from fewgpu.maker import verify_made
 from fewgpu.zero.shards import Line
 
 _NOT_ELEMENTWISE = ('LBFGS', 'Adafactor', 'Muon', 'SparseAdam', 'Lamb', 'LAMB', 'Lars', 'LARS')
@@ -15,13 +16,10 @@ def made(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
           parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer. Raises TypeError if it is none, or needs whole parameters."""
     optimizer = make(parameters)
-    if not hasattr(optimizer, 'step') or not hasattr(optimizer, 'param_groups'):
-        raise TypeError(f'optimizer is to return an optimizer for the parameters that it is given, and '
-                        f'returned {optimizer!r}')
     if (kind := type(optimizer).__name__) in _NOT_ELEMENTWISE:
         raise TypeError(f'{kind} looks at more than one number of a parameter at a time, and a rank has '
                         f'a shard only: choose an optimizer such as Adam, AdamW or SGD')
-    return optimizer
+    return verify_made(optimizer)
 
 
 @torch.no_grad()

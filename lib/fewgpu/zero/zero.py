@@ -25,16 +25,15 @@ from torch.utils import _pytree as pytree
 from fewgpu.alike import start_alike
 from fewgpu.buckets import average
 from fewgpu.collectives import Group, all_gather
-from fewgpu.data_parallel import rows_of_inputs
+from fewgpu.limit import verify_time_limit
+from fewgpu.maker import verify_maker
+from fewgpu.microbatch import rows_of_inputs
 from fewgpu.optimizer_state import verify_belongs
 from fewgpu.zero.gathering import Gathering
 from fewgpu.zero.shards import Line
 from fewgpu.zero.units import make_units
-from fewgpu.zero.sizes import bytes_per_rank
 from fewgpu.zero.whole import clip, made, spread_overflow
 from fewgpu.zero.states import load_optimizer_state, optimizer_state
-
-__all__ = ['ZeRO', 'bytes_per_rank']
 
 
 class ZeRO(nn.Module):
@@ -53,6 +52,7 @@ class ZeRO(nn.Module):
 
     - `backward` adds to the gradients, until `step` uses and drops them, that of the mean over all
       ranks' rows: a rank with n of N rows counts n/N. Rows are counted as by DataParallel, or `rows`.
+      For that the loss is a mean over the rank's own rows; what becomes of a sum, see DataParallel.
       Scale losses of several backwards before a step by their shares of the mini-batch.
       In stage 1 gradients move once, in `step`; in stages 2 and 3 in every backward, unless `no_sync`.
     - The optimizer is made over this rank's shard of every unit, a flat tensor: it must treat each
@@ -75,8 +75,7 @@ class ZeRO(nn.Module):
         group: the process group of the replicas, by default all ranks.
         time_limit: bounds every wait for another rank, in seconds.
 
-    Raises ValueError for modules that cannot be shared out. What waits for a rank that died raises
-    PeerError, which names it.
+    Raises ValueError for modules that cannot be shared out; PeerError, which names it, for a rank that died.
     """
 
     def __init__(self, module: nn.Module, *, stage: int,
@@ -86,6 +85,8 @@ class ZeRO(nn.Module):
         super().__init__()
         if stage not in (1, 2, 3):
             raise ValueError(f'stage is 1, 2 or 3, not {stage!r}; DataParallel is stage 0')
+        verify_maker(optimizer, 'rank')
+        verify_time_limit(time_limit)
         self.rows: int | None = None   #: rows of the next forwards; None: look at the inputs
         self.stage, self._precision = stage, precision
         # The module's own tables, and not the module as a child, so that names stay what they are.
@@ -208,8 +209,7 @@ class ZeRO(nn.Module):
             yield values
 
     def state_dict(self, *args: Any, **named: Any) -> dict[str, Any]:
-        """That of the plain module, whole, on every rank; every rank calls it. With a precision the
-        parameters are the float32 copies."""
+        """That of the plain module, whole, on every rank; all call it (with a precision: the float32 copies)."""
         with self._with_values():
             return super().state_dict(*args, **named)
 
