@@ -46,8 +46,8 @@ MISCONCEPTIONS = {
     'not-padded': 'a tensor is cut that does not divide by the number of ranks: it needs its padding first',
     'padding-kept': 'the padding is still there: it helps to cut, and it is no weight',
     'whole-state': 'the optimizer holds state for more than the own piece: then nothing is saved',
-    'all-reduce': 'an all-reduce brings every rank the whole sum, and it needs one piece of it: a reduce-scatter sends '
-                  'half of that',
+    'all-reduce': 'an all-reduce sends twice what is needed: a reduce-scatter brings a rank its piece of the sum, and an '
+                  'all-gather brings the pieces together',
     'gathers-gradients': 'whole gradients are gathered from all ranks: the more ranks there are, the more is sent',
     'not-gathered': "a layer gets this rank's piece of the weights only: those of the others have to be gathered first",
     'not-handed-on': 'every layer gets what the first one gets: what one layer gives is what the next one takes (in the '
@@ -210,7 +210,7 @@ def one_whole(work: Work, random: Random) -> dict[str, str]:
             raise Failure(misconception='kept-for-backward', lines=work.definition('forward'),
                           case=f'{model}: whole weights after `forward`\nyours     {left.alive}\nexpected  0')
         first = [each.reduced for each in left.watch.computed if each.what == 'backward']
-        if late := [turn for turn, reduced in enumerate(first) if reduced < turn - 1]:
+        if first[-1] and (late := [turn for turn, reduced in enumerate(first) if reduced < turn - 1]):
             raise Failure(misconception='shares-late', lines=work.definition('backward'),
                           case=f'{model}: gradients shared out when backward {late[0]} (counted from 0) begins\n'
                                f'yours     {first[late[0]]}\nexpected  at least {late[0] - 1}')
