@@ -1,4 +1,4 @@
-"""What the checks of ZeRO's layers share: models that watch which weights are whole, and what the plain model answers."""
+"""What the checks of ZeRO's layers share: models that watch which weights are whole, and the plain model's answers."""
 
 import gc
 import weakref
@@ -74,8 +74,8 @@ class Model:
 
 def models(random: Random) -> list[Model]:
     """The smallest first. Square layers come before others: there a mistake is a wrong number, and no error."""
-    return [Model(2, (2, 2)), Model(2, (1, 3)), Model(1, (2, 2, 2)), Model(2, (2, 2, 2, 2), seed=1), Model(3, (2, 3, 1), 3),
-            Model(4, (1, 2, 1)), Model(3, (3, 3, 3)),
+    return [Model(2, (2, 2)), Model(2, (1, 3)), Model(1, (2, 2, 2)), Model(2, (2, 2, 2, 2), seed=1),
+            Model(3, (2, 3, 1), 3), Model(4, (1, 2, 1)), Model(3, (3, 3, 3)),
             *(Model(random.randrange(2, 6), tuple(random.randrange(1, 5) for _ in range(4)), random.randrange(1, 4),
                     random.randrange(100)) for _ in range(3))]
 
@@ -139,7 +139,7 @@ class Watched(Dense):
         ranks, numbers = self._watch.rank.size, self.numbers
         piece, given = -(-numbers // ranks), tuple(weights.shape)
         if given != (numbers,) and given in ((piece * ranks,), (piece,)):
-            raise Failure(f'(Layer {self._number} has {numbers} weights, and gets {given[0]} numbers, on {ranks} ranks.)',
+            raise Failure(f'(Layer {self._number} has {numbers} weights, and gets {given[0]} numbers.)',
                           misconception='padding-kept' if given == (piece * ranks,) else 'not-gathered')
         self._watch.computes(what, self._number, weights)
 

@@ -54,10 +54,11 @@ class Case:
 
 
 def case(random: Random, ranks: int, numbers: int, steps: int, optimizer: str) -> Case:
-    """With gradients whose sign is the same on no two ranks for sure, and never zero."""
+    """With gradients that are never zero."""
     def draw() -> float:
         return float(random.choice([-4, -3, -2, -1, 1, 2, 3, 4]))
-    return Case(tuple(tuple(tuple(draw() for _ in range(numbers)) for _ in range(ranks)) for _ in range(steps)), optimizer)
+    return Case(tuple(tuple(tuple(draw() for _ in range(numbers)) for _ in range(ranks)) for _ in range(steps)),
+                optimizer)
 
 
 def cases(random: Random) -> list[Case]:

@@ -7,8 +7,7 @@
     done.results, done.bytes_sent, done.calls
 
 What they cost is what their messages cost (see `wires`): with N ranks, a reduce-scatter of S bytes and an all-gather to
-S bytes send (N - 1) / N S bytes from each rank, exactly, and an all-reduce, which is one after the other, sends twice as
-much.
+S bytes send (N - 1) / N S bytes from each rank, exactly; an all-reduce, which is one after the other, sends twice that.
 """
 
 import math

@@ -16,7 +16,7 @@ class Dense:
 
     def backward(self, weights: torch.Tensor, x: torch.Tensor,
                  gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """From the gradient of the output: that of x, which was the input of the forward, and that of the weights, flat."""
+        """From the gradient of the output: that of x, the input of the forward, and that of the weights, flat."""
         with torch.no_grad():
             matrix = self._matrix(weights)
             inner = gradient * (1 - torch.tanh(x @ matrix)**2)
