@@ -6,8 +6,9 @@ from random import Random
 from typing import Any
 
 from fewgpu.workshop.graders import skipping
-from fewgpu.workshop.graders.skip_guesses import PLACES, STRAIGHT, THROUGH, Sizes, broken
-from fewgpu.workshop.graders.skipping import CPU, Case, Move, Ran
+from fewgpu.workshop.graders.skip_copies import culprit, told
+from fewgpu.workshop.graders.skip_guesses import FORWARD, PLACES, STRAIGHT, THROUGH, Sizes, broken
+from fewgpu.workshop.graders.skipping import Case, Move
 from fewgpu.workshop.grading.grader import Failure, Hints, check
 from fewgpu.workshop.grading.law import Law, Like, Suspect, close, judge, shown
 from fewgpu.workshop.grading.work import Work
@@ -27,6 +28,7 @@ MISCONCEPTIONS = {
     'same-gpu': 'nothing has to be copied from a GPU to the same GPU',
     'remembers': 'a skip that flows along is copied wherever x is, also to a GPU where it has been before: that one '
                  'has sent it on and let it go',
+    'once-each': 'a move that comes twice is counted once (as in a set); both times something is copied',
     'still-through': 'the skips still stop at GPUs between: straight is one copy, from where they are saved to where '
                      'they are loaded',
     'turned-round': 'source and destination are the wrong way round: a skip goes from the layer that saves it to the '
@@ -37,17 +39,20 @@ MISCONCEPTIONS = {
     'x-elsewhere': "x is not on the layer's GPU: a layer and what it is given have to be on one device",
     'skip-elsewhere': "the skip is not on the layer's GPU: it has come on another way than x, and has to be moved, too",
     'how-many': 'a layer that loads a skip is called with two tensors, x and the skip, and every other with x alone',
-    'detached': 'a skip is cut from its graph (by detach, .data, no_grad or a new tensor): what the loss says of it '
-                'does not reach the layers that made it',
+    'detached': 'a skip, or x, is cut from its graph (by detach, .data, no_grad or a new tensor): what the loss says '
+                'of it does not reach the layers that made it',
     'saves-input': 'what is saved is what the layer has taken; it is what the layer gives',
     'swapped': 'a layer is called with (skip, x); the order is (x, skip), and it means another thing to the layer',
-    'first-to-first': 'the skip that was saved first is loaded first; `loads` says which name goes where (in a U-Net '
-                      'it is the last one)',
+    'first-to-first': 'the skip that was saved first is loaded first; `loads` says which name goes where',
+    'last-to-first': 'the skip that was saved last is loaded first: so it is in a U-Net, but here `loads` says which '
+                     'name goes where, and skips may cross',
+    'one-slot': 'only the last skip that was saved is remembered; several may be under way at a time',
     'x-for-skip': 'x is given twice: the skip is what an earlier layer has given',
     'weights-travel': 'the layers are moved to where the data is; they stay where they are, and the activations travel',
     'output-moved': "the output is moved in the end; it stays on the last layer's GPU",
-    'over-cpu': 'a skip takes a rest in the memory of the CPU: two copies, over the slowest of all ways',
-    'to-the-last': 'all skips are copied to one GPU first, and from there to where they are needed',
+    'over-cpu': 'a tensor is copied to the memory of the CPU and back to a GPU: two copies, over the slowest of all '
+                'ways',
+    'detour': 'a skip takes a detour over another GPU on its way: each detour is one more copy',
     'kept': 'skips that have been loaded are still kept: their memory is needed elsewhere',
     'all-on-one': 'all layers are on one GPU: no skip is copied, and no GPU helps',
     'down-only': 'the model is cut from the first layer to the last: the two ends of a skip are on different GPUs',
@@ -147,9 +152,7 @@ def forward(work: Work, random: Random) -> None:
 
     judge([*skipping.cases(random), *skipping.cases(random, equal=False)], answer, skipping.plain, same=same, suspects=[
         Suspect(misconception, lambda case, options=options: skipping.plain(case, **options))
-        for misconception, options in [
-            ('detached', {'detached': True}), ('saves-input', {'of_input': True}), ('swapped', {'swapped': True}),
-            ('first-to-first', {'in_line': True}), ('x-for-skip', {'own': True})]],
+        for misconception, options in FORWARD],
         lines=work.definition('forward'), tell=_tell_forward)
 
 
@@ -173,36 +176,11 @@ def copies(work: Work, random: Random) -> None:
         ran = skipping.run(work, case)
         mine, right = Counter(ran.moves), skipping.wanted_moves(case)
         if ran.device != case.placement[-1] or mine - right:
-            raise Failure(misconception=_culprit(case, ran, mine - right), lines=work.definition('forward'),
-                          case=str(case), picture='copied, and from where to where:\n' + '\n'.join(
-                              f'{"!" if move in mine - right else " "} {_told(case, move)}' for move in ran.moves))
-
-
-def _told(case: Case, move: tuple[int, int, tuple[int, ...]]) -> str:
-    source, destination = ('CPU' if each == CPU else f'cuda:{each}' for each in move[:2])
-    made = case.widths.index(move[2][-1]) if move[2][-1] in case.widths else 0
-    return f'{source:<6} -> {destination:<6}  {"what layer " + str(made - 1) + " gives" if made else "the input"}'
-
-
-def _culprit(case: Case, ran: Ran, more: Counter) -> str:
-    """The misconception behind copies that need not be; '' if it is no known one."""
-    output = (skipping.ROWS, case.widths[-1])
-    if ran.device != case.placement[-1] or any(shape == output for *_, shape in more):
-        return 'output-moved'
-    for name, saver, loader in case.skips:
-        shape = (skipping.ROWS, case.widths[saver + 1])
-        of_skip = [move[:2] for move in ran.moves if move[2] == shape]
-        if all(move[2] != shape for move in more):
-            continue
-        if any(CPU in move for move in of_skip):
-            return 'over-cpu'
-        if max(Counter(of_skip).values()) > (2 if case.placement[saver] != case.placement[saver + 1] else 1):
-            return 'twice'
-        route = [(here, there) for what, here, there in skipping.through(case) if what == name]
-        if Counter(of_skip) - Counter({move: 2 * count for move, count in Counter(route).items()}):
-            return 'to-the-last'
-        return 'still-through'
-    return ''
+            named = culprit(case, ran, mine - right)
+            copied = [f'{"!" if move in mine - right else " "} {told(case, move)}' for move in ran.moves]
+            raise Failure('' if named else 'More is copied than need be, or elsewhere.', misconception=named,
+                          case=str(case), picture='copied, and from where to where:\n' + '\n'.join(copied),
+                          lines=work.definition('forward'))
 
 
 @check('forward: a skip that has been loaded is let go', points=1, after=['forward'])
@@ -221,11 +199,16 @@ def let_go(work: Work, random: Random) -> None:
 def place(work: Work, random: Random) -> dict[str, str]:
     cases = [(2, 1), (4, 2), (8, 2), (6, 2), (6, 3), (10, 3), (14, 4), (12, 5), (18, 5), (20, 3),
              *((2 * random.randrange(gpus, 5 * gpus), gpus) for gpus in (2, 3, 4, 5, 6, 7))]
-    judge(cases, lambda case: listed(work.place(*case)), lambda case: Law(lambda placement: broken(case, placement)),
+    def answer(case: Sizes) -> Any:
+        placement = listed(work.place(*case))
+        return [int(gpu) if isinstance(gpu, float) and gpu.is_integer() else gpu for gpu in placement] if isinstance(
+            placement, list) else placement
+
+    judge(cases, answer, lambda case: Law(lambda placement: broken(case, placement)),
           suspects=[Suspect(misconception, lambda case, fits=fits: Like(fits(case))) for misconception, fits in PLACES],
           why=lambda case, got, wanted: broken(case, got), picture=_folded, lines=work.definition('place'),
           tell=lambda case, got, wanted: f'place{case}\nyours     {shown(got)}')
-    mine = Case(tuple(listed(work.place(16, 4))), tuple((str(k), k, 15 - k) for k in range(7)))
+    mine = Case(tuple(answer((16, 4))), tuple((str(k), k, 15 - k) for k in range(7)))
     return {'U-Net of 16 layers on 4 GPUs': f'{len(skipping.straight(mine))} copies, and none of a skip'}
 
 

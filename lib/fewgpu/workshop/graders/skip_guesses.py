@@ -69,6 +69,7 @@ THROUGH: list[tuple[str, Callable[[Case], list[Move]]]] = [
     ('early-off', under_way(0, -1)),
     ('same-gpu', everywhere),
     ('remembers', once_to_each),
+    ('once-each', lambda case: list(set(through(case)))),
 ]
 
 STRAIGHT: list[tuple[str, Callable[[Case], list[Move]]]] = [
@@ -83,7 +84,20 @@ STRAIGHT: list[tuple[str, Callable[[Case], list[Move]]]] = [
     ('neighbour', ends(loader_plus=-1)),
     ('neighbour', ends(saver_plus=1, loader_plus=-1)),
     ('twice', twice),
+    ('once-each', lambda case: list(set(straight(case)))),
 ]
+
+FORWARD: list[tuple[str, dict[str, Any]]] = [
+    ('detached', {'detached': True}),
+    ('detached', {'x_detached': True}),
+    ('saves-input', {'of_input': True}),
+    ('swapped', {'swapped': True}),
+    ('x-for-skip', {'own': True}),
+    ('last-to-first', {'take': lambda waiting: waiting.pop()}),
+    ('first-to-first', {'take': lambda waiting: waiting.pop(0)}),
+    ('one-slot', {'take': lambda waiting: waiting[-1]}),
+]
+"""Options of `skipping.plain`."""
 
 
 def broken(sizes: Sizes, placement: Any) -> str:
@@ -113,7 +127,8 @@ def _parts(layers: int, gpus: int) -> list[int]:
 
 def looks_like(fits: Callable[[list[int], int, int], bool]) -> Callable[[Sizes], Callable[[Any], bool]]:
     """For `Like`: a placement that is a list of numbers, and fits."""
-    return lambda sizes: lambda placement: len(placement) == sizes[0] and bool(fits(list(placement), *sizes))
+    return lambda sizes: lambda placement: (len(placement) == sizes[0] and set(map(type, placement)) == {int}
+                                            and bool(fits(list(placement), *sizes)))
 
 
 def _is_mirrored(placement: list[int]) -> bool:

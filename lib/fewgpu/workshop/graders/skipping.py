@@ -194,29 +194,29 @@ def _index(device: torch.device) -> int:
     return CPU if device.type == 'cpu' else device.index
 
 
-def plain(case: Case, *, of_input: bool = False, swapped: bool = False, detached: bool = False, in_line: bool = False,
-          own: bool = False) -> list[Any]:
+def plain(case: Case, *, of_input: bool = False, swapped: bool = False, detached: bool = False,
+          x_detached: bool = False, own: bool = False,
+          take: Callable[[list[torch.Tensor]], torch.Tensor] | None = None) -> list[Any]:
     """The output and the gradients of the plain model; or of one with a misconception. Raises if shapes do not fit.
 
-    `of_input`: a layer saves what it takes, not what it gives. `swapped`: layer(skip, x). `in_line`: the skip that was
-    saved first is loaded first. `own`: a layer gets x for the skip.
+    `of_input`: a layer saves what it takes, not what it gives. `swapped`: layer(skip, x). `own`: a layer gets x for the
+    skip. `take`: out of the list of those that have been saved, whatever their names are.
     """
     layers, x = case.layers(Plain), case.batch().requires_grad_()
     loaded_by = {layer: name for name, layer in case.loads.items()}
-    if in_line:
-        by_saves = sorted(case.saves, key=case.saves.get)
-        loaded_by = dict(zip(sorted(loaded_by), by_saves))
-    saved_by, skips, y = {layer: name for name, layer in case.saves.items()}, {}, x
+    saved_by, skips, waiting, y = {layer: name for name, layer in case.saves.items()}, {}, [], x
     for k, layer in enumerate(layers):
+        y = y.detach() if x_detached else y
         before = y
         if k in loaded_by:
-            skip = y if own else skips[loaded_by[k]]
+            skip = y if own else take(waiting) if take else skips[loaded_by[k]]
             y = layer(*((skip, y) if swapped else (y, skip)))
         else:
             y = layer(y)
         if k in saved_by:
             kept = before if of_input else y
             skips[saved_by[k]] = kept.detach() if detached else kept
+            waiting.append(kept)
     y.sum().backward()
     return [y.detach(), [each.grad for each in (x, *(weight for layer in layers for weight in layer.parameters()))]]
 
