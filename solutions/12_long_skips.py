@@ -96,10 +96,10 @@ def place(layers: int, gpus: int) -> list[int]:
     """The GPU of every layer, for a U-Net: so that no skip has to be copied.
 
     There is an even number of layers. The first half goes down, the second half comes up again, and layer k has a
-    skip to its mirror image, layer layers - 1 - k: the first to the last, and so on. (All but the innermost pair, if
-    you like: those two are neighbours.) All layers cost the same, and there are at least as many pairs as GPUs.
+    skip to its mirror image, layer layers - 1 - k: the first to the last, and so on. Such a pair shares a GPU, also
+    the innermost one. All layers cost the same, and there are at least as many pairs as GPUs.
 
-    - The two layers of a pair live on the same GPU.
+    - The two layers of every pair live on the same GPU.
     - The work is shared out: the pairs a GPU has differ by one at most.
     - x is copied as seldom as possible: a GPU has pairs that lie side by side.
 

@@ -199,6 +199,7 @@ def let_go(work: Work, random: Random) -> None:
 def place(work: Work, random: Random) -> dict[str, str]:
     cases = [(2, 1), (4, 2), (8, 2), (6, 2), (6, 3), (10, 3), (14, 4), (12, 5), (18, 5), (20, 3),
              *((2 * random.randrange(gpus, 5 * gpus), gpus) for gpus in (2, 3, 4, 5, 6, 7))]
+
     def answer(case: Sizes) -> Any:
         placement = listed(work.place(*case))
         return [int(gpu) if isinstance(gpu, float) and gpu.is_integer() else gpu for gpu in placement] if isinstance(
