@@ -191,7 +191,7 @@ def let_go(work: Work, random: Random) -> None:
         for layer, names in skipping.run(work, case, grad=False).kept:
             if len(names) > 1:
                 raise Failure(misconception='kept', lines=work.definition('forward'),
-                              case=f'{case}: loaded skips that are still there when layer {layer} computes\n'
+                              case=f'{case}\nloaded skips that are still there when layer {layer} computes\n'
                                    f'yours     {", ".join(names)}\nexpected  one at most')
 
 

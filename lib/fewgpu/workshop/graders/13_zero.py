@@ -146,7 +146,7 @@ def state(work: Work, random: Random) -> dict[str, str]:
         for rank, made in enumerate(zero_step.run(work, case)[1]):
             if made.state() > allowed:
                 raise Failure(misconception='whole-state', lines=work.definition('Sharded'),
-                              case=f'{case}: numbers of state on rank {rank}\n'
+                              case=f'{case}\nnumbers of state on rank {rank}\n'
                                    f'yours     {made.state()}\nexpected  {allowed}')
     return {'state': f'{allowed} numbers a rank; without ZeRO {case.numbers * 2}'}
 
@@ -161,7 +161,7 @@ def traffic(work: Work, random: Random) -> dict[str, str]:
         sent = max((after - before) // 2 for before, after in zip(first.bytes_sent, all_steps.bytes_sent))
         if sent > allowed:
             raise Failure(misconception=_too_much(calls, case.piece * ranks), lines=work.definition('Sharded'),
-                          case=f'{case}: bytes that a rank sends in a step\nyours     {sent}\nexpected  {allowed}',
+                          case=f'{case}\nbytes that a rank sends in a step\nyours     {sent}\nexpected  {allowed}',
                           picture='\n'.join(map(str, calls)))
     return {f'sent by each of {ranks} ranks': f'{sent} bytes, for {case.piece * ranks * NUMBER} bytes of weights'}
 
@@ -202,12 +202,12 @@ def one_whole(work: Work, random: Random) -> dict[str, str]:
                           and computed[0].others else 'keeps-layers'), left.watch.computed)
         if left.alive:
             raise Failure(misconception='kept-for-backward', lines=work.definition('forward'),
-                          case=f'{model}: whole weights after `forward`\nyours     {left.alive}\nexpected  0')
+                          case=f'{model}\nwhole weights after `forward`\nyours     {left.alive}\nexpected  0')
         first = [each.reduced for each in left.watch.computed if each.what == 'backward']
         shares = any(call.kind != 'all-gather' for call in left.watch.rank.calls)
         if shares and (late := [turn for turn, reduced in enumerate(first) if reduced < turn - 1]):
             raise Failure(misconception='shares-late', lines=work.definition('backward'),
-                          case=f'{model}: gradients shared out when backward {late[0]} (counted from 0) begins\n'
+                          case=f'{model}\ngradients shared out when backward {late[0]} (counted from 0) begins\n'
                                f'yours     {first[late[0]]}\nexpected  at least {late[0] - 1}')
     largest, total = (function(layer.numbers for layer in model.layers) * NUMBER for function in (max, sum))
     return {'whole at a time': f'{largest} bytes of weights of {total}'}
@@ -215,13 +215,13 @@ def one_whole(work: Work, random: Random) -> dict[str, str]:
 
 def _too_many(work: Work, model: Model, what: str, first: Computed, named: str, computed: list[Computed]) -> None:
     raise Failure(misconception=named, lines=work.definition('forward' if named == 'kept-for-backward' else what),
-                  case=f'{model}: whole weights on rank 0 when layer {first.layer} computes its {what}\n'
+                  case=f'{model}\nwhole weights on rank 0 when layer {first.layer} computes its {what}\n'
                        f'yours     its own, and {first.others} more\nexpected  its own',
                   picture='whole on rank 0:\n' + '\n'.join(
                       f'{each.what:<8} of layer {each.layer}  {"#" * (1 + each.others)}' for each in computed))
 
 
-@check('a layer is gathered twice and its gradient scattered once: three quarters of what two all-reduces would send',
+@check('a layer is gathered twice and its gradient scattered once: half as much again as an all-reduce sends',
        points=1, after=['backward'])
 def layers_traffic(work: Work, random: Random) -> dict[str, str]:
     for model in [Model(2, (2, 2, 2)), Model(3, (2, 3, 1)), Model(random.randrange(2, 5), (3, 4, 2, 5))]:
@@ -233,6 +233,6 @@ def layers_traffic(work: Work, random: Random) -> dict[str, str]:
             if sent > allowed:
                 largest = max(model.piece(layer) for layer in range(len(model.layers))) * model.ranks
                 raise Failure(misconception=_too_much(calls, largest) or 'gathers-twice', lines=work.definition(name),
-                              case=f'{model}: bytes that rank 0 sends in `{name}`\n'
+                              case=f'{model}\nbytes that rank 0 sends in `{name}`\n'
                                    f'yours     {sent}\nexpected  {allowed}', picture='\n'.join(map(str, calls)))
     return {'sent by each rank': f'{3 * one} bytes; without ZeRO {2 * one}'}
