@@ -103,8 +103,8 @@ def forward(layers: list[Dense], pieces: list[torch.Tensor], x: torch.Tensor,
     where x is what the layer has got in its forward and `gradient` is that of its output.
 
     Bring the weights of a layer together just before it computes. When a layer computes, the weights of no other
-    layer are whole on this rank: what has been gathered has to be let go. `forward` returns the output and, in
-    whatever form you like, what your `backward` will need of it; whole weights are not among it.
+    layer are whole on this rank: what has been gathered has to be let go. `pieces` stay as they are. `forward`
+    returns the output and, in whatever form you like, what your `backward` will need; no whole weights among it.
 
         layers [Dense(1, 3)] on 2 ranks have 3 weights, w0, w1, w2
         rank 0: forward(layers, [tensor([w0, w1])], x, rank)
@@ -119,8 +119,9 @@ def backward(layers: list[Dense], pieces: list[torch.Tensor], kept: Any, gradien
     """This rank's pieces of the mean gradients: for each layer one, in the order of the layers, as long as pieces[k].
 
     `kept` is what `forward` has returned beside the output, and `gradient` is that of this rank's output. What counts
-    is, as above, the mean over all ranks. The law about whole weights holds here too. And the gradient of a layer's
-    weights is shared out before the backward of the next layer but one begins: no rank collects those of all layers.
+    is, as above, the mean over all ranks. `pieces` stay as they are, and no other layer is whole when one computes.
+    The gradient of a layer's weights is shared out before the backward of the next layer but one begins: no rank
+    collects those of all layers.
 
     With S for the bytes of all padded weights, `forward` sends (N - 1) / N S from each rank, and `backward` twice as
     much.

@@ -35,6 +35,9 @@ MISCONCEPTIONS = {
                  'go different ways',
     'unchanged': 'the weights do not change: either the optimizer finds no `.grad`, or what it makes does not get into '
                  'the tensor that __init__ was given, in place',
+    'gathers-too-early': 'the pieces are brought together before the optimizer has changed them: the weights are one '
+                         'step behind',
+    'rest-dropped': 'the numbers at the end that do not divide are never trained: padding takes them along',
     'fresh-state': 'there is a new optimizer in every step: it has forgotten what it knew of earlier gradients',
     'accumulates': 'the gradients of earlier steps are still in `.grad`, and the new one is added to them',
     'wrong-owner': 'a rank trains another piece than the one whose gradient it gets: rank r has piece r of both',
@@ -52,6 +55,7 @@ MISCONCEPTIONS = {
     'reversed': 'the pieces come in the order of the backward, the last layer first; `pieces` begins with the first',
     'not-scattered': 'the whole gradients are returned: of each layer a rank needs its piece, and has room for no more',
     'padding-lost': "a piece of a gradient is shorter than the rank's piece of the weights: the padding belongs to it",
+    'pieces-changed': 'the pieces of the weights are changed: that is for an optimizer, after the backward',
     'gathers-all': 'several layers are gathered before the first of them computes: then they are whole all at a time',
     'keeps-layers': 'a layer that has computed stays whole, because something still refers to its weights: in the end '
                     'all are there, as without ZeRO',

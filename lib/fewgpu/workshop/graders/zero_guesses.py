@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from fewgpu.workshop.graders.zero_layers import Model, mean_pieces
-from fewgpu.workshop.graders.zero_step import Case, Snapshots, plain, played
+from fewgpu.workshop.graders.zero_step import Case, Snapshots, plain, played, without_rest
 from fewgpu.workshop.practice.dense import Dense
 
 Truth = Callable[[int, int, int], float]
@@ -41,6 +41,8 @@ STEPS: list[tuple[str, Callable[[Case], Snapshots]]] = [
     ('unchanged', _unchanged),
     ('sum', lambda case: plain(case, lambda ranks: 1.0)),
     ('divides-twice', lambda case: plain(case, lambda ranks: 1 / ranks**2)),
+    ('gathers-too-early', lambda case: played(case, early=True)),
+    ('rest-dropped', without_rest),
     ('fresh-state', lambda case: played(case, fresh=True)),
     ('accumulates', lambda case: played(case, adds=True)),
     ('own-gradient', lambda case: played(case, local=True, mean=False)),

@@ -172,6 +172,8 @@ def run(work: Work, model: Model, backward: bool = True) -> Done:
         if backward:
             shared = work.backward(layers, pieces, kept, gradient, rank)
             left.shared = list(shared) if isinstance(shared, tuple) or hasattr(shared, '__next__') else shared
+        if not all(map(torch.equal, pieces, model.pieces(rank.rank))):
+            raise Failure(misconception='pieces-changed', lines=work.definition('backward' if backward else 'forward'))
         return left
 
     gc.freeze()   # all that there is already is no garbage: collecting is fast

@@ -131,14 +131,16 @@ def pieces_of(case: Case, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def played(case: Case, *, local: bool = False, mean: bool = True, fresh: bool = False, adds: bool = False,
-           owner: Callable[[int, int], int] = lambda rank, ranks: rank, gathers: bool = True) -> Snapshots:
+           owner: Callable[[int, int], int] = lambda rank, ranks: rank, gathers: bool = True,
+           early: bool = False) -> Snapshots:
     """What ranks with misconceptions do: piece `owner(rank)` of the weights is trained with piece `rank` of the
-    gradient (or, if `local`, of the rank's own), and put in place `rank`; `fresh`: by a new optimizer in each step."""
+    gradient (or, if `local`, of the rank's own), and put in place `rank`; `fresh`: by a new optimizer in each step; `early`: put there before the optimizer's step."""
     ranks = range(case.ranks)
     weights = [pieces_of(case, case.weights())[owner(rank, case.ranks)] for rank in ranks]
     optimizers = [OPTIMIZERS[case.optimizer]([piece]) for piece in weights]
     snapshots: Snapshots = [[] for _ in ranks]
     for step in range(len(case.gradients)):
+        before = torch.cat(weights)[:case.numbers]
         all_pieces = [pieces_of(case, case.gradient(step, rank)) for rank in ranks]
         for rank, piece in enumerate(weights):
             gradient = all_pieces[rank][rank] if local else sum(each[rank] for each in all_pieces)
@@ -148,8 +150,15 @@ def played(case: Case, *, local: bool = False, mean: bool = True, fresh: bool = 
         for rank in ranks:
             whole = weights if gathers else [
                 weights[rank] if other == rank else each for other, each in enumerate(pieces_of(case, case.weights()))]
-            snapshots[rank].append(torch.cat(list(whole))[:case.numbers])
+            snapshots[rank].append(before if early else torch.cat(list(whole))[:case.numbers])
     return snapshots
+
+
+def without_rest(case: Case) -> Snapshots:
+    """What those do who cut the rest off: the numbers at the end that do not divide are never trained."""
+    trained = case.numbers - case.numbers % case.ranks
+    return [[torch.cat([weights[:trained], case.weights()[trained:]]) for weights in of_rank]
+            for of_rank in plain(case)]
 
 
 def tell(case: Case, got: Any, wanted: Snapshots) -> str:
