@@ -189,10 +189,9 @@ def let_go(work: Work, random: Random) -> None:
              Case((0, 0, 0, 0, 0, 0, 0), (('b', 1, 3), ('a', 0, 4)))]
     for case in [*extra, *skipping.cases(random)]:
         for layer, names in skipping.run(work, case, grad=False).kept:
-            if len(names) > 1:
-                raise Failure(misconception='kept', lines=work.definition('forward'),
-                              case=f'{case}\nloaded skips that are still there when layer {layer} computes\n'
-                                   f'yours     {", ".join(names)}\nexpected  one at most')
+            raise Failure(misconception='kept', lines=work.definition('forward'),
+                          case=f'{case}\nloaded skips that are still there when layer {layer} computes\n'
+                               f'yours     {", ".join(names)}\nexpected  one at most')
 
 
 @check('place: pairs are together, the work is shared out, and x is copied as seldom as possible', points=2)

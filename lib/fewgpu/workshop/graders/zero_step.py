@@ -12,6 +12,7 @@ from fewgpu.workshop.grading.grader import Failure
 from fewgpu.workshop.grading.law import close, shown
 from fewgpu.workshop.grading.work import Work
 from fewgpu.workshop.practice.collectives import Done, Rank, Uneven, run_ranks
+from fewgpu.workshop.practice.misuse import Misuse
 
 NUMBER = 8   # bytes of one
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -99,7 +100,9 @@ def run(work: Work, case: Case) -> tuple[Done, list[Made]]:
 
     try:
         return run_ranks(on_rank, [() for _ in range(case.ranks)]), made
-    except (Uneven, RuntimeError, ValueError) as error:
+    except Misuse:
+        raise
+    except (RuntimeError, ValueError) as error:   # Uneven is one
         raise padding(work, error, case.numbers, case.piece * case.ranks) or error from None
 
 
@@ -134,7 +137,8 @@ def played(case: Case, *, local: bool = False, mean: bool = True, fresh: bool = 
            owner: Callable[[int, int], int] = lambda rank, ranks: rank, gathers: bool = True,
            early: bool = False) -> Snapshots:
     """What ranks with misconceptions do: piece `owner(rank)` of the weights is trained with piece `rank` of the
-    gradient (or, if `local`, of the rank's own), and put in place `rank`; `fresh`: by a new optimizer in each step; `early`: put there before the optimizer's step."""
+    gradient (or, if `local`, of the rank's own), and put in place `rank`; `fresh`: by a new optimizer in each step;
+    `early`: before its step."""
     ranks = range(case.ranks)
     weights = [pieces_of(case, case.weights())[owner(rank, case.ranks)] for rank in ranks]
     optimizers = [OPTIMIZERS[case.optimizer]([piece]) for piece in weights]
