@@ -27,6 +27,7 @@ MISCONCEPTIONS = {
     'wrong-weights': 'a layer computes with the weights of another: a handle belongs to the layer that it was read for',
     'no-forward': 'a layer has a second backward, or one without a forward',
     'layer-order': 'the layers do not compute in their order: what one returns is what the next one needs',
+    'left-out': 'a layer does not compute at all: the loop ends too early, or begins too late',
     'input-stays': 'every layer gets the input of the model: a layer needs what the one before has returned',
     'gradient-stays': 'every layer gets the gradient of the output: a layer needs what the one after it has returned',
     'nothing-left': 'layers are freed at the end of the forward that the backward needs first: it would have to read '
@@ -48,9 +49,11 @@ MISCONCEPTIONS = {
                  'each layer that is done makes room for one more',
     'tiles-stay': 'tiles stay in memory: there is room for one, and a tile that has been used is not needed any more',
     'next-too-early': 'the next tile is read before the one in memory has been freed: there is room for one',
+    'tiles-copied': 'the tiles are freed, but copies of them stay: what is in memory does not depend on its name',
     'tiles-again': 'every tile is read once, and no more often',
     'callers-tensor': 'the input or the gradient of the caller is changed',
     'bias-forgotten': 'the bias is left out: a tile has rows of W and the same rows of b',
+    'bias-twice': 'the bias is added twice',
     'tiles-below': 'the outputs of the tiles are put one below the other: a tile gives columns of the output, for all '
                    'rows of x',
     'outputs-added': 'the outputs of the tiles are added: each tile gives columns of its own (only in the backward do '
@@ -70,6 +73,8 @@ MISCONCEPTIONS = {
                      'output',
     'weight-gradient-turned': 'the gradient of the weight is turned over: it has the shape of the weight, so it is '
                               'gradient.T @ x',
+    'divided': 'the gradients of a tile are divided by a number: what is handed in is the gradient of the loss '
+               'already, and all that is left to do is to add up',
     'all-tiles-added': 'what is written for a tile has the gradients of the tiles before in it: they add up for x only',
     'not-written': 'there are tiles whose gradients are never given back: they would not learn',
     'written-twice': 'the gradients of a tile are written twice: they are complete after one visit, for all rows of x '

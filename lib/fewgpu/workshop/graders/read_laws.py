@@ -64,6 +64,8 @@ def check_backward(work: Work, scenes: list[Scene]) -> None:
 def _verify_each_once(went: Went, failure: Callable[..., Failure], kind: str, order: list[int],
                       reads: list[int]) -> None:
     ran, read = went.numbers(kind), went.numbers('read')
+    if set(ran) < set(order):
+        raise failure(f'Layers that never compute: {sorted(set(order) - set(ran))}.', misconception='left-out')
     if ran != order:
         raise failure(f'The layers are computed in the order {ran}; it should be {order}.', misconception='layer-order')
     if len(read) > len(set(read)) or set(read) - set(reads):

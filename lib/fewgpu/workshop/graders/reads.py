@@ -118,15 +118,13 @@ def forward_by_law(machine: Machine, scene: Scene) -> dict[int, Handle]:
     return {k: handles[k] for k in scene.last}
 
 
-def plain(scene: Scene) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """By autograd: the output, and the gradients of the input and of the weights."""
+def plain(scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
+    """By autograd: the output, and the gradient of the input."""
     weights, x, gradient = scene.tensors()
-    leaves = [tensor.requires_grad_() for tensor in (x, *weights)]
-    y = leaves[0]
-    for weight in leaves[1:]:
+    y = x.requires_grad_()
+    for weight in weights:
         y = torch.tanh(y @ weight.T)
-    of_x, *of_weights = torch.autograd.grad(y, leaves, gradient)
-    return y.detach(), of_x, of_weights
+    return y.detach(), torch.autograd.grad(y, x, gradient)[0]
 
 
 def least(scene: Scene, ahead: int, order: Sequence[int], computes: Sequence[float],

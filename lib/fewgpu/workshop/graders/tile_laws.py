@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fewgpu.ledger import Counting, Ledger
 from fewgpu.workshop.graders.tiles import Layer, Tensor, gradients
 from fewgpu.workshop.graders.wrong_tiles import WRONG_BACKWARDS, WRONG_FORWARDS, WRONG_GRADIENTS
 from fewgpu.workshop.grading.grader import Failure, InCase
@@ -52,6 +53,7 @@ def check_forward(work: Work, cases: list[Layer]) -> None:
             named = _named(WRONG_FORWARDS, [(layer, result, error) for layer, _, result, error in given])
             _raise(work, 'tiled_forward', layer, result, x @ w.T + b, error, named)
         _verify_order(work, 'tiled_forward', layer, disk)
+    _verify_memory(work, 'tiled_forward')
 
 
 def _raise(work: Work, name: str, layer: Layer, got: Any, wanted: Any, error: Exception | None, named: str) -> None:
@@ -73,6 +75,29 @@ def _verify_order(work: Work, name: str, layer: Layer, disk: Disk) -> None:
         raise _failure(work, name, layer, 'tiles-stay', f'At the end tile {disk.held[0].number} is still in memory.')
 
 
+class _Away(Disk):
+    """What is written leaves the memory."""
+
+    def write(self, number: int, *tensors: Tensor) -> None:
+        pass
+
+
+LARGE = Layer((64,) * 12, 64, 1)   # a tile has half a dozen times as many numbers as the output of all
+
+
+def _verify_memory(work: Work, name: str) -> None:
+    """Raise Failure if tiles that have been freed are still there by other names: counted tensor by tensor."""
+    w, b, x, gradient = LARGE.tensors()
+    rows, ledger = list(LARGE.rows), Ledger()
+    disk = _Away([*zip(w.split(rows), b.split(rows))], room=1)
+    with Counting(ledger):
+        getattr(work, name)(*((disk, x) if name == 'tiled_forward' else (disk, x, gradient)))
+    tile = w.nbytes // len(rows)
+    if ledger.peak > 6 * tile:   # also a tile's gradients, and copies of these two
+        raise _failure(work, name, LARGE, 'tiles-copied', f'At the peak there are as many bytes as in '
+                       f'{ledger.peak / tile:.1f} of {len(rows)} tiles.')
+
+
 def check_backward(work: Work, cases: list[Layer]) -> None:
     """As above, for the backward: the gradient of x, those of the tiles, and when they are given back."""
     given = [(layer, *_ran(work, 'tiled_backward', layer)) for layer in cases]
@@ -87,6 +112,7 @@ def check_backward(work: Work, cases: list[Layer]) -> None:
     for layer, disk, *_ in given:
         _verify_written(work, layer, disk, [(each, other.written) for each, other, *_ in given])
         _verify_order(work, 'tiled_backward', layer, disk)
+    _verify_memory(work, 'tiled_backward')
 
 
 def _verify_written(work: Work, layer: Layer, disk: Disk, given: list[tuple[Layer, dict]]) -> None:
@@ -100,8 +126,9 @@ def _verify_written(work: Work, layer: Layer, disk: Disk, given: list[tuple[Laye
         for what, mine, true in zip(('weight', 'bias'), got, wanted):
             if not close(mine, true):
                 nans = 'after-free' if bool(mine.isnan().any()) else ''
-                raise _failure(work, name, layer, _written(given) or nans, f'The gradient of the {what} of tile '
-                               f'{k} is not right.', mine, true)
+                shape = '' if mine.shape == true.shape else f' (its shape is {tuple(mine.shape)})'
+                raise _failure(work, name, layer, _written(given) or nans,
+                               f'The gradient of the {what} of tile {k} is not right{shape}.', mine, true)
     reads = [(event.kind, event.number) for event in disk.events if event.kind in ('read', 'write')]
     for k in range(len(layer.rows)):
         if reads[reads.index(('write', k)) - 1] != ('read', k):

@@ -24,24 +24,16 @@ def _not_transposed(layer: Layer) -> Tensor:
     return torch.cat([x @ tile + part for tile, part in zip(w.split(list(layer.rows)), b.split(list(layer.rows)))], 1)
 
 
-def _equal_tiles(layer: Layer) -> Tensor:
-    """The first tile's number of rows for all, in an output that is made before."""
-    y = torch.zeros(layer.count, sum(layer.rows), dtype=torch.float64)
+def _bias_twice(layer: Layer) -> Tensor:
+    return 2 * torch.cat(_outputs(layer), 1) - _without_bias(layer)
+
+
+def _equal_tiles(layer: Layer, columns: Columns, width: int) -> Tensor:
+    """In an output of that width, which is made before."""
+    y = torch.zeros(layer.count, width, dtype=torch.float64)
     for k, part in enumerate(_outputs(layer)):
-        y[:, k * layer.rows[0]:(k + 1) * layer.rows[0]] = part
+        y[:, columns(layer, k)] = part
     return y
-
-
-WRONG_FORWARDS = [
-    ('bias-forgotten', _without_bias),
-    ('tiles-below', lambda layer: torch.cat(_outputs(layer))),
-    ('tiles-below', lambda layer: torch.stack(_outputs(layer))),
-    ('outputs-added', lambda layer: sum(_outputs(layer))),
-    ('last-tile', lambda layer: _outputs(layer)[-1]),
-    ('backwards', lambda layer: torch.cat(_outputs(layer)[::-1], 1)),
-    ('equal-tiles', _equal_tiles),
-    ('not-transposed', _not_transposed),
-]
 
 
 def _of_x(layer: Layer, columns: Columns) -> list[Tensor]:
@@ -87,6 +79,20 @@ def _all_rows(layer: Layer) -> list[tuple[Tensor, Tensor]]:
     return [tuple(sum(parts) for parts in zip(*gradients(layer)[:k + 1])) for k in range(len(layer.rows))]
 
 
+WRONG_FORWARDS = [
+    ('bias-forgotten', _without_bias),
+    ('tiles-below', lambda layer: torch.cat(_outputs(layer))),
+    ('tiles-below', lambda layer: torch.stack(_outputs(layer))),
+    ('outputs-added', lambda layer: sum(_outputs(layer))),
+    ('last-tile', lambda layer: _outputs(layer)[-1]),
+    ('backwards', lambda layer: torch.cat(_outputs(layer)[::-1], 1)),
+    ('bias-twice', _bias_twice),
+    *(('equal-tiles', lambda layer, each=each, wide=wide: _equal_tiles(layer, each, wide(layer)))
+      for each in _columns('equal-tiles')
+      for wide in (lambda layer: sum(layer.rows), lambda layer: layer.rows[0] * len(layer.rows))),
+    ('not-transposed', _not_transposed),
+]
+
 COLUMNS = ('equal-tiles', 'same-columns', 'whole-gradient')
 
 WRONG_BACKWARDS = [
@@ -108,5 +114,8 @@ WRONG_GRADIENTS = [
     ('bias-gradient', lambda layer: _with_bias(layer, lambda part: torch.ones_like(part[0]))),
     ('weight-gradient-turned', lambda layer: [(of_weight.T, of_bias) for of_weight, of_bias in gradients(layer)]),
     ('all-tiles-added', _all_rows),
+    *(('divided', lambda layer, parts=parts, by=by: [
+        tuple(part / (by(layer) if n in parts else 1) for n, part in enumerate(each)) for each in gradients(layer)])
+      for parts in ((0, 1), (0,)) for by in (lambda layer: layer.count, lambda layer: len(layer.rows))),
     *((name, lambda layer, each=each: _written(layer, each)) for name in COLUMNS for each in _columns(name)),
 ]

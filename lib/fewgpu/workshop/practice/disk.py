@@ -64,8 +64,9 @@ class Handle:
         self._disk.held.remove(self)
         self._disk.note('free', self.number, self._disk.clock, self._disk.clock)
         with torch.no_grad():
-            for tensor in _tensors(self._value):
+            for tensor in self._value if isinstance(self._value, tuple) else (self._value,):
                 tensor.fill_(math.nan)
+        self._value = None
 
 
 class Disk:
@@ -119,6 +120,9 @@ class Disk:
     def write(self, number: int, *tensors: torch.Tensor) -> None:
         """Give something back for a part, once: its gradients. It takes no time, and no memory afterwards."""
         number = self._known(number)
+        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            types = ', '.join(type(each).__name__ for each in tensors)
+            raise TypeError(f'write takes a number and tensors, not {types}')
         if number in self.written:
             raise Misused('written-twice', f'The gradients of {self.name(number, begins=False)} come a second time.')
         self.written[number] = tuple(tensor.detach().clone() for tensor in tensors)
@@ -189,7 +193,3 @@ class Machine(Disk):
         for other, own in enumerate(self._parts):
             if other != k and torch.equal(own, weights) and not torch.equal(self._parts[k], weights):
                 raise Misused('wrong-weights', f'Layer {k} computes with the weights of layer {other}.')
-
-
-def _tensors(part: Part) -> tuple[torch.Tensor, ...]:
-    return part if isinstance(part, tuple) else (part,)
