@@ -19,6 +19,9 @@ MISCONCEPTIONS = {
                       'the buffer',
     'next-too-large': 'a shard has more weights than the buffer: it cannot come while the one before it computes',
     'working-ignored': 'only the weights are counted: a forward and backward need the working bytes as well',
+    'largest-working': 'of the working bytes only the largest of a shard counts: its backward needs those of all its '
+                       'layers together',
+    'working-in-buffer': 'the working bytes of a shard are not in the buffer: it holds weights that are on their way',
     'weights-twice': 'the weights are counted twice: those of the next shard have their room in the buffer',
     'one-too-many': 'a layer that is too much for a shard still joins it: look before it joins',
     'first-not-counted': 'the layer that begins a shard is not counted there: a new shard does not begin empty',
@@ -30,12 +33,16 @@ MISCONCEPTIONS = {
     'evenly': 'all shards get the same number of layers: layers have different sizes, and it is bytes that have to fit',
     'ends-for-counts': 'these are the layers at which shards begin or end: what is asked for is how many layers each '
                        'has',
+    'layers-for-counts': 'for each shard there are its layers: what is asked for is how many they are',
     'no-error': 'there is a layer that does not fit even alone, and no ValueError says so',
     'gradient-ones': 'the backward of a shard begins with ones: it has to begin with the gradient that the next shard '
                      'has found for its input',
-    'loss-of-each': 'every shard has its own loss: only the last one knows the output of the model',
+    'loss-of-each': 'every shard has its own loss: only the last one knows the output of the model (a gradient that is '
+                    'None comes from an input that does not require one)',
     'gradient-stays': 'all shards begin their backward with the same gradient: each has to hand on that of its own '
                       'input',
+    'handed-on': 'the gradient of the output is handed on: the shard before needs that of the input',
+    'no-gradients': 'no shard has new gradients: are they in copies of the shards, or cleared again?',
     'only-last': 'only the last shard has gradients: the backward has to go on to the first',
     'first-left-out': 'the first shard has no gradients: the backward ends one shard too early',
     'wrong-input': 'a forward that runs again does not run from the input that this shard had',
@@ -78,6 +85,7 @@ MISCONCEPTIONS = {
     'already-running': 'a model is taken that a device works on: its next unit needs what this one computes',
     'at-its-end': 'a model is taken that has nothing left to do: if no other may run, the answer is None',
     'last-of-equals': 'of models that have equally long left the smallest number is asked for',
+    'place-for-number': 'that is the place among the models that may run: what is asked for is its number among all',
     'zero-for-none': 'model 0 is taken for no model: 0 is a number, but is false in an `if`',
     'seconds-for-model': 'that is how long the model has left, and what is asked for is its number',
 }
@@ -145,18 +153,19 @@ def too_large_layer(work: Work, random: Random) -> None:
     cut_laws.check_refused(work, too_large(random))
 
 
-@check("the gradients are the plain model's", points=2)
+@check("the gradients are the plain model's", points=2, seconds=20.0)
 def gradients(work: Work, random: Random) -> None:
     spill_laws.check_gradients(work)
 
 
 @check('one shard at a time is on the device, and between two only what goes from one to the other', points=2,
-       after=['gradients'])
+       after=['gradients'], seconds=20.0)
 def one_at_a_time(work: Work, random: Random) -> None:
     spill_laws.check_one_at_a_time(work)
 
 
-@check('each shard comes to the device twice, the last one once', points=1, after=['one_at_a_time'])
+@check('each shard comes to the device twice, the last one once', points=1, after=['one_at_a_time'],
+       seconds=20.0)
 def moves(work: Work, random: Random) -> dict[str, str]:
     return spill_laws.check_moves(work)
 

@@ -20,6 +20,9 @@ def judge_cuts(work: Work, cases: list[Chain], wrong: Callable[[Chain, Any], str
     def ends(chain: Chain) -> Like:
         return Like(lambda got: got == sorted(set(got)) and (got[-1] == len(chain.weights) or got[0] == 0))
 
+    def layers(chain: Chain) -> Like:
+        return Like(lambda got: got and all(isinstance(each, (list, tuple)) for each in got))
+
     def refuses(chain: Chain) -> list[int]:
         if any(at_end(chain, weight, weight + work) for weight, work in zip(chain.weights, chain.working)):
             raise ValueError
@@ -27,6 +30,7 @@ def judge_cuts(work: Work, cases: list[Chain], wrong: Callable[[Chain, Any], str
 
     judge(cases, lambda chain: _cut(work, chain), lambda chain: Law(partial(wrong, chain)), tell=tell, suspects=[
         *(Suspect(*each) for each in WRONG_CUTS), Suspect('never-full', refuses), Suspect('ends-for-counts', ends),
+        Suspect('layers-for-counts', layers),
         Suspect('evenly', lambda chain: Like(lambda got: got in [*evenly(chain)])),
     ], why=lambda chain, got, law: law.broken(got), picture=lambda chain, got, _: picture(chain, got),
         lines=work.definition('cut'))

@@ -144,6 +144,7 @@ WRONG_RULES: list[tuple[str, Callable[[State], Any]]] = [
     ('already-running', _among(lambda state: range(len(state.units)))),
     ('at-its-end', _among(lambda state: [m for m in range(len(state.units)) if m not in state.busy])),
     ('last-of-equals', lambda state: max(state.eligible, key=lambda m: (state.left(m), m), default=None)),
+    ('place-for-number', lambda state: state.eligible.index(longest(state)) if state.eligible else None),
     ('zero-for-none', lambda state: longest(state) or None),
     ('zero-for-none', lambda state: longest(state) or 0),
     ('seconds-for-model', lambda state: max(map(state.left, state.eligible), default=None)),

@@ -127,6 +127,18 @@ def without_working(chain: Chain) -> list[int]:
     return greedy(chain, lambda chain, stored, used: stored > min(chain.buffer, chain.room))
 
 
+def largest_working(chain: Chain) -> list[int]:
+    """Working bytes do not add up."""
+    got, stored, most = [], 0, 0
+    for weight, work in zip(chain.weights, chain.working):
+        stored, most = stored + weight, max(most, work)
+        if not got or is_full(chain, stored, stored + most):
+            got.append(0)
+            stored, most = weight, work
+        got[-1] += 1
+    return got
+
+
 def leftover(chain: Chain, kept: str) -> list[int]:
     """By the rule, but the last shard is lost, or the layer that begins a shard is."""
     got = greedy(chain, is_full)
@@ -182,6 +194,9 @@ WRONG_CUTS: list[tuple[str, Callable[[Chain], list[int]]]] = [
     ('working-ignored', lambda chain: greedy(chain, lambda c, stored, used: stored > c.room)),
     ('working-ignored', lambda chain: greedy(chain, lambda c, stored, used: stored > c.buffer)),
     ('working-ignored', lambda chain: greedy(chain, lambda c, stored, used: stored > c.memory)),
+    ('working-in-buffer', lambda chain: greedy(chain, lambda c, stored, used: used > min(c.buffer, c.room))),
+    ('working-in-buffer', lambda chain: greedy(chain, lambda c, stored, used: used > c.buffer)),
+    ('largest-working', largest_working),
     ('one-too-many', lambda chain: greedy(chain, is_full, late=True)),
     ('one-too-many', lambda chain: greedy(chain, at_end, late=True)),
     ('first-not-counted', first_not_counted),

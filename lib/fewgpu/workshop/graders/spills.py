@@ -1,7 +1,6 @@
 """For the grader of exercise 15: a model in shards, and what becomes of it in a step on one pretended GPU."""
 
 import copy
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,7 +50,7 @@ class Model:
 
 MODELS = [Model((7,)), Model((7, 8), seed=1), Model((7, 8, 9), seed=2), Model((7, 8, 9), seed=3, has_grads=True),
           Model((8, 9, 7, 10, 11), seed=4)]
-LARGE = Model((64, 65, 66, 67, 68, 69), seed=5)   # in which activations inside a shard are larger than between two
+LARGE = Model((64, 65, 66, 67, 68, 69, 70), seed=5)   # in which activations inside a shard are larger than between two
 
 
 def loss_fn(output: Tensor, target: Tensor) -> Tensor:
@@ -60,7 +59,7 @@ def loss_fn(output: Tensor, target: Tensor) -> Tensor:
 
 
 def gradients(shards: list[nn.Module]) -> Gradients:
-    return [[None if each.grad is None else each.grad.detach().clone() for each in shard.parameters()]
+    return [[None if each.grad is None else each.grad.detach().cpu().clone() for each in shard.parameters()]
             for shard in shards]
 
 
@@ -94,7 +93,6 @@ class Watched:
     together: list[int] = field(default_factory=list)     #: two shards that were there at the same time
     between: list[int] = field(default_factory=list)      #: bytes on the device, beside weights, when a shard comes
     left: list[int] = field(default_factory=list)         #: shards that are on the device at the end
-    left_bytes: int = 0
     is_batch_changed: bool = False
     are_weights_changed: bool = False
     most: int = 0             #: shards on the device at once
@@ -110,18 +108,13 @@ def watch(function: Callable, model: Model) -> Watched:
                  for number, shard in enumerate(shards)]
         loss = function(shards, x, target, loss_fn, GPU)
         seen.loss = loss.detach().cpu() if isinstance(loss, Tensor) and loss.grad_fn is None else loss
-        del loss
         seen.left = _there(gpus, shards)
-        seen.left_bytes = gpus.bytes_on(GPU)
-        if seen.left_bytes:   # a circle of references may only wait for its turn
-            gc.collect()
-            seen.left_bytes = gpus.bytes_on(GPU)
         for hook in hooks:
             hook.remove()
         seen.gradients = gradients(shards)
         seen.is_batch_changed = (x.requires_grad or target.requires_grad
                                  or not all(map(torch.equal, (x, target), model.batch())))
-        seen.are_weights_changed = not all(torch.equal(one.detach(), other) for one, other in zip(
+        seen.are_weights_changed = not all(torch.equal(one.detach().cpu(), other) for one, other in zip(
             (each for shard in shards for each in shard.parameters()),
             (each for shard in before for each in shard.parameters())))
     return seen
@@ -164,32 +157,33 @@ def _counted(number: int, shards: list[nn.Module], gpus: PretendGpus, seen: Watc
 
 def stepped(model: Model, *, begin: Callable[[Tensor, Tensor, Tensor], None] | None = None, kept: str = 'input',
             left_out: Callable[[int, int], bool] = lambda k, count: False, order: str = 'reversed',
-            last_twice: bool = False) -> tuple[float, Gradients]:
-    """What a step gives that is wrong in one way.
+            last_twice: bool = False, hand_on: str = 'input') -> tuple[None, Gradients]:
+    """The gradients of a step that is wrong in one way; its loss may be anything.
 
     `begin(y, gradient, target)` begins the backward of a shard that is not the last; `kept`: what its forward runs
-    again with; `left_out(k, count)`: does shard k get no backward?
+    again with; `left_out(k, count)`: does shard k get no backward? `hand_on`: the gradient of its input, or its output.
     """
     shards, (x, target) = model.shards(), model.batch()
     inputs = [x]
     for shard in shards:
         inputs.append(shard(inputs[-1]).detach())
-    last, gradient, loss = model.count - 1, None, 0.0
+    last, gradient = model.count - 1, None
     numbers = range(last, -1, -1) if order == 'reversed' else [last, *range(last)]
     for k in [last] * last_twice + [*numbers]:
-        given = {'input': inputs[k], 'output': inputs[k + 1] if k < last else inputs[k], 'x': x}[kept]
+        given = {'input': inputs[k], 'output': inputs[k + 1] if k < last else inputs[k], 'x': x,
+                 'turned': inputs[last - k]}[kept]
         leaf = given.clone().requires_grad_()
         y = shards[k](leaf)
+        y.retain_grad()
         if left_out(k, model.count):
             continue
         if k == last:
-            loss = loss_fn(y, target)
-            loss.backward()
+            loss_fn(y, target).backward()
         else:
             (begin or (lambda y, gradient, target: y.backward(gradient)))(y, gradient, target)
         if begin is not stays or k == last:
-            gradient = leaf.grad
-    return float(loss), gradients(shards)
+            gradient = leaf.grad if hand_on == 'input' else y.grad
+    return None, gradients(shards)
 
 
 def stays(y: Tensor, gradient: Tensor, target: Tensor) -> None:
@@ -197,12 +191,12 @@ def stays(y: Tensor, gradient: Tensor, target: Tensor) -> None:
     y.backward(gradient)
 
 
-def cleared(model: Model) -> tuple[float, Gradients]:
+def cleared(model: Model) -> tuple[None, Gradients]:
     """Without the gradients that were there before."""
-    return plain(Model(model.inner, model.seed))
+    return None, plain(Model(model.inner, model.seed))[1]
 
 
-WRONG_STEPS: list[tuple[str, Callable[[Model], tuple[float, Gradients]]]] = [
+WRONG_STEPS: list[tuple[str, Callable[[Model], tuple[None, Gradients]]]] = [
     ('gradient-ones', lambda model: stepped(model, begin=lambda y, gradient, target: y.sum().backward())),
     ('gradient-ones', lambda model: stepped(model, begin=lambda y, gradient, target: y.mean().backward())),
     ('loss-of-each', lambda model: stepped(model, begin=lambda y, gradient, target: loss_fn(y, target).backward())),
@@ -211,6 +205,10 @@ WRONG_STEPS: list[tuple[str, Callable[[Model], tuple[float, Gradients]]]] = [
     ('first-left-out', lambda model: stepped(model, left_out=lambda k, count: k == 0 and count > 1)),
     ('wrong-input', lambda model: stepped(model, kept='output')),
     ('wrong-input', lambda model: stepped(model, kept='x')),
+    ('wrong-input', lambda model: stepped(model, kept='turned')),
+    ('handed-on', lambda model: stepped(model, hand_on='output')),
+    ('no-gradients', lambda model: stepped(model, left_out=lambda k, count: True)),
+    ('no-gradients', lambda model: (None, [[None] * len(list(shard.parameters())) for shard in model.shards()])),
     ('forward-order', lambda model: stepped(model, order='forward')),
     ('backward-twice', lambda model: stepped(model, last_twice=True)),
     ('cleared', cleared),
