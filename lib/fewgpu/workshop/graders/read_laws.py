@@ -93,6 +93,10 @@ def _raise_misused(went: Went, failure: Callable[..., Failure], with_room: Calla
 
 
 def _why_no_room(went: list[Went]) -> str:
+    if any(each.numbers('backward') != sorted(each.numbers('backward'), reverse=True) for each in went):
+        return 'layer-order'
+    if all(each.before and each.numbers('read')[:1] == each.scene.last[-1:] for each in went):
+        return 'reads-again'
     long = [each for each in went if each.scene.count > max(each.scene.ahead + 1, 2)]
     if all(each.kinds.startswith('r' * each.scene.count) for each in long):
         return 'all-at-once'

@@ -92,11 +92,11 @@ def check_one_at_a_time(work: Work) -> None:
                 name = 'all-at-once' if not seen.runs[0].others or len(seen.runs[0].others) == model.count - 1 else name
                 name = 'never-unloaded' if not seen.runs[0].others else name
             elif model.count == 2:   # too few to tell
-                name = _of_more(work)
+                name = _of_more(work, 'two-at-once')
             pair = seen.together or [seen.runs[0].shard, *seen.runs[0].others][:2]
             raise _failure(work, model, name, f'Shards {" and ".join(map(str, sorted(pair)))} are there together.')
         if seen.left:
-            raise _failure(work, model, 'stays-there', f'On the device at the end: shards {seen.left}.')
+            raise _failure(work, model, _of_more(work, 'stays-there'), f'On the device at the end: shards {seen.left}.')
     boundary, most = ROWS * WIDTH * 8, max(seen.between[:LARGE.count], default=0)   # of the forwards
     if most > BETWEEN * boundary:
         first = seen.runs[:model.count - 1]
@@ -106,11 +106,11 @@ def check_one_at_a_time(work: Work) -> None:
                        f'to the next has {boundary}.', _bytes(seen))
 
 
-def _of_more(work: Work) -> str:
-    """Two shards are together; with five it shows whether it is two or all."""
+def _of_more(work: Work, otherwise: str) -> str:
+    """With five shards it shows whether all of them are together."""
     seen = step(work, MODELS[-1])
     if seen.most < MODELS[-1].count:
-        return 'two-at-once'
+        return otherwise
     return 'all-at-once' if seen.runs and len(seen.runs[0].others) == MODELS[-1].count - 1 else 'never-unloaded'
 
 

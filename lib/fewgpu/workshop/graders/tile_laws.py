@@ -51,6 +51,8 @@ def check_forward(work: Work, cases: list[Layer]) -> None:
         right = error is None and isinstance(result, Tensor) and close(result, x @ w.T + b)
         if not right:
             named = _named(WRONG_FORWARDS, [(layer, result, error) for layer, _, result, error in given])
+            if not named and error is None:
+                _verify_order(work, 'tiled_forward', layer, disk)
             _raise(work, 'tiled_forward', layer, result, x @ w.T + b, error, named)
         _verify_order(work, 'tiled_forward', layer, disk)
     _verify_memory(work, 'tiled_forward')
@@ -65,6 +67,7 @@ def _raise(work: Work, name: str, layer: Layer, got: Any, wanted: Any, error: Ex
         raise _failure(work, name, layer, 'wrong-type', f'It is a {type(got).__name__}.')
     named = named or ('after-free' if bool(got.isnan().any()) else '')
     told = '' if got.shape == wanted.shape else f'Its shape is {tuple(got.shape)}; it should be {tuple(wanted.shape)}.'
+    told = f'Its numbers are {got.dtype}; they should be {wanted.dtype}.' if got.dtype != wanted.dtype else told
     raise _failure(work, name, layer, named, told, got, wanted)
 
 
@@ -108,6 +111,8 @@ def check_backward(work: Work, cases: list[Layer]) -> None:
         right = error is None and isinstance(result, Tensor) and close(result, gradient @ w)
         if not right:
             named = _named(WRONG_BACKWARDS, [(layer, result, error) for layer, _, result, error in given])
+            if not named and error is None:
+                _verify_order(work, 'tiled_backward', layer, disk)
             _raise(work, 'tiled_backward', layer, result, gradient @ w, error, named)
     for layer, disk, *_ in given:
         _verify_written(work, layer, disk, [(each, other.written) for each, other, *_ in given])
