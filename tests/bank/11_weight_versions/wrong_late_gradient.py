@@ -26,8 +26,7 @@ class Stash:
 def train(weights, gradient, micro_batches, per_update, lr):
     waiting = None
     for start in range(0, micro_batches, per_update):
-        mean = sum(gradient(weights, i) for i in range(start, start + per_update)) / per_update
         if waiting is not None:
             weights = weights - lr * waiting
-        waiting = mean
+        waiting = sum(gradient(weights, i) for i in range(start, start + per_update)) / per_update
     return weights

@@ -35,6 +35,7 @@ MISCONCEPTIONS = {
                   ' in a group as stages',
     'fraction': 'a version is a whole number: a group that has begun makes no update before it ends',
     'group-from-one': 'the groups begin one micro-batch too late or too early: micro-batches are counted from 0',
+    'group-of-stages': 'a group is taken to have as many micro-batches as there are stages; it has per_update of them',
     'newest-in-backward': 'the backward takes the newest weights, and the forward had older ones: that is the '
                           'gradient of no single point',
     'in-place': 'the update writes into the very weights that forwards have got: there is only one version then, and '
@@ -154,7 +155,7 @@ def double_buffered(work: Work, random: Random) -> None:
         guess('group-from-one', lambda n, s, i, m: (i - 1) // m - 1),
         guess('group-from-one', lambda n, s, i, m: (i + 1) // m - 1),
         guess('own-version', lambda n, s, i, m: (i - (n - 1 - s)) // m),
-        guess('fraction', lambda n, s, i, m: -(-i // m) - 1),
+        guess('fraction', lambda n, s, i, m: -(-i // m) - 1), guess('group-of-stages', lambda n, s, i, m: i // n - 1),
     ], versions.drawn(grouped=True))
 
 
@@ -205,10 +206,10 @@ def buffers(work: Work, random: Random) -> dict[str, str]:
     groups, per_update = 12, 8
     counts = delayed.alive_at_each_gradient(work.train, groups, per_update)
     if max(counts) > delayed.ENOUGH:
-        firsts = counts[::per_update]
-        raise Failure(misconception='keeps-versions' if max(firsts) > delayed.ENOUGH else 'keeps-gradients',
+        grows = counts[-per_update] - counts[per_update] >= groups // 2   # from group to group
+        raise Failure(misconception='keeps-versions' if grows else 'keeps-gradients',
                       lines=work.definition('train'), case=(
-                          f'{groups} groups of {per_update} micro-batches\ntensors as large as the weights, at the most\n'
+                          f'{groups} groups of {per_update} micro-batches\ntensors as large as the weights at most\n'
                           f'yours     {max(counts)}\n'
                           f'expected  {delayed.ENOUGH} or less: two versions, a sum, a gradient'))
     return {'tensors as large as the weights': f'{max(counts)} at the most'}

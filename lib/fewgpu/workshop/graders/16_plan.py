@@ -59,6 +59,7 @@ MISCONCEPTIONS = {
     'no-messages': 'the messages between stages are forgotten',
     'one-way': 'there is one message, but what goes forward comes back as a gradient of the same size',
     'nobody-to-tell': 'there are messages even with one stage, which has nobody to send to',
+    'messages-of-blocks': 'there are messages between the blocks of one stage, which are on one device',
     'message-once': 'the messages are sent once; there are two for every micro-batch',
     'no-all-reduce': 'the replicas never all-reduce, and would drift apart',
     'half-a-ring': 'that is half a ring: the sums go round once to be made, and once more to reach everybody',
@@ -177,7 +178,8 @@ def activations(work: Work, random: Random) -> None:
 @check('memory: with recompute only inputs wait', points=1, after=['activations'])
 def recompute(work: Work, random: Random) -> None:
     judge_memory(work, random, recompute=True, mistakes=[
-        'recompute-ignored', 'nothing-again', 'one-block-again', 'input-once', 'inputs-of-blocks', 'inputs-forgotten'])
+        'recompute-ignored', 'nothing-again', 'one-block-again', 'input-once', 'inputs-of-blocks', 'inputs-forgotten',
+        'all-micro-batches', 'more-than-there-are', 'one-sample', 'rounded-down', 'not-cut', 'batch-of-all'])
 
 
 @check('seconds: every stage computes, and the pipeline has a bubble', points=2)
@@ -192,7 +194,8 @@ def pipeline(work: Work, random: Random) -> None:
 def traffic(work: Work, random: Random) -> None:
     judge_seconds(work, random, silent=False, mistakes=[
         'no-messages', 'one-way', 'nobody-to-tell', 'message-once', 'no-all-reduce', 'half-a-ring', 'root',
-        'whole-each-way', 'whole-model', 'state-travels', 'each-micro-batch', 'no-messages-in-bubble'])
+        'root, one way', 'root, all', 'whole-each-way', 'whole-each-way, once', 'messages-of-blocks',
+        'whole-model', 'state-travels', 'each-micro-batch', 'no-messages-in-bubble'])
 
 
 def judge_best(work: Work, tasks: list[Task], wrong: Any, suspects: list[Suspect]) -> None:

@@ -117,13 +117,12 @@ def mistaken(case: Training, mistake: str) -> torch.Tensor:
 
 
 def _late(case: Training) -> torch.Tensor:
-    """The gradient is taken at the newest weights and used one update later."""
+    """The gradient is taken at the newest weights and used when the next group begins."""
     w, waiting = case.start, None
     for group in case.groups():
-        fresh = case.mean(w, group)
         if waiting is not None:
             w = w - case.lr * waiting
-        waiting = fresh
+        waiting = case.mean(w, group)
     return w
 
 

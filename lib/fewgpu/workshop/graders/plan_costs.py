@@ -96,8 +96,9 @@ def seconds(case: Case, mistake: str = '') -> float:
         t += {'recompute-free': 0.0, 'backward-again': backward, 'recompute-doubles': forward + backward,
               'no-start-again': n * b * model.forward}.get(mistake, forward)
     message = b * model.boundary / bandwidth
-    counts = {'one-way': 1, 'no-messages': 0, 'four-messages': 4, 'messages-of-blocks': 2 * n}
-    messages = counts.get(mistake, 2) * message if depth > 1 or mistake == 'nobody-to-tell' else 0.0
+    messages = {'one-way': 1, 'no-messages': 0, 'messages-of-blocks': 2 * n}.get(mistake, 2) * message
+    if depth == 1 and mistake != 'nobody-to-tell':
+        messages = 0.0
     rounds = {'no-bubble': m, 'bubble-of-depth': m + depth, 'bubble-twice': m + 2 * (depth - 1), 'serial': m * depth,
               'bubble-share': m * (1 + (depth - 1) / (m + depth - 1))}.get(mistake, m + depth - 1)
     sent = {'message-once': 1, 'no-messages-in-bubble': m}.get(mistake, rounds)
@@ -111,9 +112,9 @@ def _all_reduce(case: Case, mistake: str, n: int, m: int) -> float:
     if mistake == 'state-travels':
         weights = n * (model.weights + model.state)
     share = {'no-all-reduce': 0.0, 'half-a-ring': (width - 1) / width, 'root': 2.0 * (width - 1),
-             'whole-each-way': 2.0 if width > 1 else 0.0, 'one-step': (width - 1.0),
-             'each-micro-batch': 2 * (width - 1) / width * m, 'shares': 2 / width if width > 1 else 0.0,
-             'size-once': 1.0 if width > 1 else 0.0}
+             'root, one way': width - 1.0, 'root, all': 2.0 * width if width > 1 else 0.0,
+             'whole-each-way': 2.0 if width > 1 else 0.0, 'whole-each-way, once': 1.0 if width > 1 else 0.0,
+             'each-micro-batch': 2 * (width - 1) / width * m}
     return share.get(mistake, 2 * (width - 1) / width) * weights / case.cluster.bandwidth
 
 
