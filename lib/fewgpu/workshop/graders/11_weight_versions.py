@@ -12,7 +12,7 @@ from fewgpu.workshop.grading.law import Law, Suspect, close, judge
 from fewgpu.workshop.grading.work import Work
 
 FORBIDDEN = ('fewgpu.schedule', 'fewgpu.simulate', 'fewgpu.weights', 'fewgpu.stage', 'fewgpu.pipeline', 'fewgpu.run',
-             'fewgpu.stash', 'fewgpu.ahead', 'fewgpu.workshop.graders')
+             'fewgpu.stash', 'fewgpu.ahead')
 
 MISCONCEPTIONS = {
     'negative': 'there are fewer than no updates at the start: until the first one, everybody has version 0',
@@ -68,6 +68,7 @@ MISCONCEPTIONS = {
     'first-at-newest': 'the second group takes its gradients at W(1), which is its newest version; it is W(0) for it,'
                        ' too',
     'mean-of-all': 'the gradients are divided by the number of all micro-batches and not by that of a group',
+    'divided-twice': 'the mean is divided by the size of the group once more',
     'uphill': 'it goes uphill: the gradient has to be taken away',
     'last-only': 'only the gradient of the last micro-batch of a group counts: the others are lost',
     'total-kept': 'the sum is not set back to zero when a group begins: old gradients count again',
@@ -198,7 +199,7 @@ def train(work: Work, random: Random) -> dict[str, str]:
         raise
     delayed.verify_manners(cases, lines)
     return {f'loss of w²/2 after 20 updates, lr = {lr}': '{:.2g} at once, {:.2g} one update late'.format(
-        *delayed.losses(work.train, lr, 20)) for lr in (0.2, 1.2)}
+        *delayed.losses(work.train, lr, 20)) for lr in (0.5, 1.2)}
 
 
 @check('2bw: two versions and one sum of gradients', points=1, after=['train'])

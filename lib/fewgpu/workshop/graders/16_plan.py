@@ -15,7 +15,7 @@ from fewgpu.workshop.grading.work import Work
 from fewgpu.workshop.practice.cluster import GPT, GPUS, Cluster, Plan
 from fewgpu.workshop.practice.plain import number
 
-FORBIDDEN = 'fewgpu.planner', 'fewgpu.simulate', 'fewgpu.workshop.plan', 'fewgpu.workshop.graders'
+FORBIDDEN = 'fewgpu.planner', 'fewgpu.simulate', 'fewgpu.workshop.plan'
 
 MISCONCEPTIONS = {
     'rounded-down': 'the blocks of a stage are rounded down: where they do not divide, the first stage has one block '

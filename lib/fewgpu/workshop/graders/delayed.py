@@ -104,6 +104,7 @@ def mistaken(case: Training, mistake: str) -> torch.Tensor:
         used = w[max({'fresh-gradient': t, 'two-updates-old': t - 2, 'never-newer': 0,
                       'first-at-newest': 1 if t == 1 else t - 1}.get(mistake, t - 1), 0)]
         change = case.lr * {'sum': case.per_update, 'all': case.per_update / case.micro_batches,
+                            'twice': 1 / case.per_update,
                             'uphill': -1}.get(mistake.rpartition(', ')[2], 1) * case.mean(used, group)
         if mistake == 'last-only':
             change = case.lr * case.slope(used, group[-1])
@@ -127,7 +128,8 @@ def _late(case: Training) -> torch.Tensor:
 
 
 MISTAKES = ['fresh-gradient', 'applied-to-old', 'sum-not-mean, sum', 'every-micro-batch', 'every-micro-batch, mean',
-            'two-updates-old', 'never-newer', 'first-at-newest', 'mean-of-all, all', 'uphill, uphill', 'last-only',
+            'two-updates-old', 'never-newer', 'first-at-newest', 'mean-of-all, all', 'divided-twice, twice', 'uphill, uphill',
+            'last-only',
             'last-only, mean', 'total-kept', 'returns-previous', 'late-gradient']
 
 
@@ -175,7 +177,7 @@ def alive_at_each_gradient(train: Callable[..., Any], groups: int, per_update: i
 
 
 def losses(train: Callable[..., torch.Tensor], lr: float, updates: int) -> tuple[float, float]:
-    """Of w^2 / 2 after so many updates from 1: at once, and by the learner's function. With lr > 1 a delay diverges."""
+    """Of w^2 / 2 after so many updates from 1: at once, and by the learner's function, which diverges if lr > 1."""
     start = torch.ones(1, dtype=torch.float64)
     delayed = train(start, lambda w, i: w.clone(), updates, 1, lr)
     return (1 - lr) ** (2 * updates) / 2, float(delayed) ** 2 / 2

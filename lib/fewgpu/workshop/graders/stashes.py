@@ -161,17 +161,25 @@ def quick_collections() -> Iterator[None]:
 
 
 def told(play: Play, got: Any, wanted: Any) -> str:
-    """The order, and where the versions part."""
-    lines = [cut(f'order     {play.order}')]
+    """The order, and the first operation whose version is another one."""
+    order = cut(f'order     {play.order}')
     if isinstance(got, BaseException):
-        return '\n'.join([*lines, f'yours     {shown(got)}', f'expected  {_listed(play, wanted[0])}'])
-    return '\n'.join(cut(line) for line in [*lines, f'yours     {_listed(play, got[0])}',
-                                            f'expected  {_listed(play, wanted[0])}'])
+        return f'{order}\nyours     {shown(got)}\nexpected  {_listed(play, wanted[0])}'
+    names = [operation for operation in play.operations if operation != 'U']
+    for name, found, right in zip(names, got[0], wanted[0]):
+        if type(found) is not int or found != right:
+            return (f'{order}\nweights for {name}\nyours     {_version_text(found)}\nexpected  {_version_text(right)}\n'
+                    f'(version 1 is there after the first U, version 2 after the second, and so on)')
+    return f'{order}\nthe weights that a forward has got, at its backward\nyours     changed\nexpected  as they were'
 
 
 def _listed(play: Play, found: list[Any]) -> str:
     names = [operation for operation in play.operations if operation != 'U']
-    return ', '.join(f'{name} {"version " if isinstance(each, int) else ""}{each}' for name, each in zip(names, found))
+    return cut(', '.join(f'{name} {_version_text(each)}' for name, each in zip(names, found)))[:66]
+
+
+def _version_text(found: Any) -> str:
+    return f'version {found}' if type(found) is int else found if isinstance(found, str) else shown(found)
 
 
 def table(play: Play, counts: list[int], needed: list[int]) -> str:
