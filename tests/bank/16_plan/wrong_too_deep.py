@@ -41,7 +41,7 @@ def best(model, cluster, batch):
                     plan = Plan(depth, width, micro_batch, recompute)
                     if memory(model, plan, batch) > cluster.memory:
                         continue
-                    time = seconds(model, cluster, plan, batch)
+                    time = -depth
                     if time < least:
                         winner, least = plan, time
     return winner

@@ -26,13 +26,13 @@ MISCONCEPTIONS = {
                 'those are still on their way',
     'own-version': 'every stage takes its own newest version, so the micro-batch meets weights that never belonged '
                    'together: with this rule all stages take the same version',
-    'last-decides': 'the last stage sets the version, but the version is fixed when a micro-batch enters, at stage 0,'
-                    ' which does not have the newer one yet',
+    'last-decides': 'the last stage sets the version, but the version is fixed when a micro-batch enters, at stage 0, '
+                    'which does not have the newer one yet',
     'by-micro-batch': 'it counts micro-batches, but there is one update for a whole group of them',
     'no-buffer': 'that is the newest version when the group before is all done, and for the first of the group it is '
                  'not yet: one version older is there on all stages',
-    'two-behind': 'that is one version too old: one group back is enough, as there are at least as many micro-batches'
-                  ' in a group as stages',
+    'two-behind': 'that is one version too old: one group back is enough, as there are at least as many micro-batches '
+                  'in a group as stages',
     'fraction': 'a version is a whole number: a group that has begun makes no update before it ends',
     'group-from-one': 'the groups begin one micro-batch too late or too early: micro-batches are counted from 0',
     'group-of-stages': 'a group is taken to have as many micro-batches as there are stages; it has per_update of them',
@@ -58,15 +58,15 @@ MISCONCEPTIONS = {
     'fresh-gradient': 'the gradient is taken at the newest weights: so a group would have to wait for the update '
                       'before it, and the pipeline runs empty',
     'aliased': 'both versions are one and the same tensor, so writing into the newest changes the one before, too',
-    'applied-to-old': 'the change is applied to the old weights, where the gradient was taken; that throws the update'
-                      ' in between away',
+    'applied-to-old': 'the change is applied to the old weights, where the gradient was taken; that throws the update '
+                      'in between away',
     'sum-not-mean': 'the gradients of a group are added and not averaged: the step grows with the size of the group',
     'every-micro-batch': 'each micro-batch makes an update of its own: one update for a group is asked for',
     'two-updates-old': 'the gradient is taken at weights that are two updates old; one is enough',
     'never-newer': 'all gradients are taken at the weights from the start: the older version has to move on with '
                    'every update',
-    'first-at-newest': 'the second group takes its gradients at W(1), which is its newest version; it is W(0) for it,'
-                       ' too',
+    'first-at-newest': 'the second group takes its gradients at W(1), which is its newest version; it is W(0) for it, '
+                       'too',
     'mean-of-all': 'the gradients are divided by the number of all micro-batches and not by that of a group',
     'divided-twice': 'the mean is divided by the size of the group once more',
     'uphill': 'it goes uphill: the gradient has to be taken away',

@@ -20,8 +20,8 @@ FORBIDDEN = 'fewgpu.planner', 'fewgpu.simulate', 'fewgpu.workshop.plan'
 MISCONCEPTIONS = {
     'rounded-down': 'the blocks of a stage are rounded down: where they do not divide, the first stage has one block '
                     'more',
-    'part-of-a-block': 'a stage has a fraction of a block: a block is not cut, and the fullest stage has the whole of'
-                       ' it',
+    'part-of-a-block': 'a stage has a fraction of a block: a block is not cut, and the fullest stage has the whole of '
+                       'it',
     'not-cut': 'each device is taken to hold all blocks; a stage has only its share of them',
     'width-divides': 'the replicas are taken to share the memory, but each holds its stage whole: data parallelism '
                      'saves no weights, and a micro-batch is as large as it was',
@@ -29,8 +29,8 @@ MISCONCEPTIONS = {
     'all-micro-batches': 'the activations of all micro-batches are kept, as in GPipe; under 1F1B a stage has no more '
                          'of them on their way than there are stages',
     'more-than-there-are': 'there are as many micro-batches on their way as stages, even where the batch has fewer',
-    'one-on-its-way': 'only one micro-batch is on its way: that is so on the last stage; the first keeps one for each'
-                      ' stage',
+    'one-on-its-way': 'only one micro-batch is on its way: that is so on the last stage; the first keeps one for each '
+                      'stage',
     'one-sample': 'a micro-batch is taken for one sample',
     'batch-of-all': 'the replicas are forgotten where the micro-batches are counted: each has only batch / width '
                     'samples',
@@ -45,8 +45,8 @@ MISCONCEPTIONS = {
     'inputs-forgotten': 'the inputs are forgotten, and without them nothing can be computed again',
     'no-bubble': 'the bubble is forgotten: the last stage begins depth - 1 micro-batches late',
     'bubble-of-depth': 'the bubble is one micro-batch too long: the first stage does not wait, so it is depth - 1',
-    'bubble-twice': 'the bubble counts twice: t has the forward and the backward in it already, and the way there and'
-                    ' the way back make one t a stage',
+    'bubble-twice': 'the bubble counts twice: t has the forward and the backward in it already, and the way there and '
+                    'the way back make one t a stage',
     'serial': 'one stage works at a time, as without a pipeline: micro-batches follow each other after one t',
     'no-start': 'the time to start is forgotten: that is what makes small micro-batches slow',
     'start-once': 'a stage starts only once; every block does, in each pass',
@@ -81,6 +81,8 @@ MISCONCEPTIONS = {
     'slowest': 'that is the slowest plan of all that fit',
     'first-that-fits': 'that is the first plan that fits; there are faster ones behind it',
     'all-devices': 'only plans that use all devices are tried; a few left idle may be faster, or divide at last',
+    'divides-devices': 'only depths, or widths, that divide the number of devices are tried; some devices may be left '
+                       'idle',
     'deepest': 'that is the deepest plan that fits: every stage more is more bubble',
     'widest': 'that is the widest plan that fits; replicas all-reduce, and may leave too little memory',
     'no-recompute': 'recompute is never tried, and it may be what lets a faster plan fit',

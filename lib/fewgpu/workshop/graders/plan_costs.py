@@ -49,7 +49,7 @@ def cases(random: Random, *, recompute: bool, silent: bool = False) -> list[Case
         batch = samples if index < 12 else samples * width * micro_batch
         model = draw_model(random, blocks=max(blocks, depth))
         if silent:
-            model = replace(model, weights=0.0, boundary=0.0)
+            model = replace(model, weights=0.0, state=0.0, activations=0.0, boundary=0.0)
         cluster = Cluster(devices=64, memory=1e9, bandwidth=float(random.randrange(2, 9)))
         found.append(Case(model, cluster, Plan(depth, width, micro_batch, recompute and index % 3 > 0), batch))
     return sorted(found, key=lambda case: case.order)

@@ -148,12 +148,14 @@ def nothing(task: Task) -> Like:
     """It knows what to do only where something fits."""
     if not possible(task):
         raise ValueError
-    return Like(lambda got: got is not None)
+    return Like(lambda got: not impossible(task, got))
 
 
 SHORT = [
     takes('just-fits', Task.seconds, lambda task, plan: task.memory(plan) < task.cluster.memory),
     takes('one-short', Task.seconds, lambda task, plan: plan.depth < task.model.blocks),
+    takes('one-short', Task.seconds, lambda task, plan: (
+        plan.depth < min(task.model.blocks, task.cluster.devices // plan.width))),
     takes('one-short', Task.seconds, lambda task, plan: plan.depth < task.cluster.devices),
     takes('one-short', Task.seconds, lambda task, plan: plan.width < task.cluster.devices),
     takes('one-short', Task.seconds, lambda task, plan: plan.depth * plan.width < task.cluster.devices),
@@ -168,13 +170,16 @@ ONLY = [
     *(takes('powers-of-two', Task.seconds, lambda task, plan, parts=parts: all(
         is_two_to(getattr(plan, part)) for part in parts)) for parts in (
             ('depth', 'width'), ('depth', 'width', 'micro_batch'), ('micro_batch',), ('depth',), ('width',))),
+    *(takes('divides-devices', Task.seconds, lambda task, plan, parts=parts: all(
+        task.cluster.devices % getattr(plan, part) == 0 for part in parts)) for parts in (
+            ('depth',), ('width',), ('depth', 'width'))),
     takes('whole-stages', Task.seconds, lambda task, plan: task.model.blocks % plan.depth == 0),
 ]
 """They leave out plans that are possible, and find none where only those are."""
 
 IMPOSSIBLE = [
     like('nothing-fits', lambda task, got: got is not None and not possible(task)), Suspect('nothing-fits', nothing),
-    like('ignores-memory', lambda task, got: got is not None and got in legal(task)),
+    like('ignores-memory', lambda task, got: got in legal(task) and not task.fits(got)),
     like('too-many-devices', lambda task, got: isinstance(got, Plan) and got.depth * got.width > task.cluster.devices),
     like('too-deep', lambda task, got: isinstance(got, Plan) and got.depth > task.model.blocks),
     like('does-not-divide', lambda task, got: isinstance(got, Plan) and task.batch % (got.width * got.micro_batch) > 0),
