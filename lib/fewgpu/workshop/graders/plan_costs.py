@@ -40,13 +40,14 @@ def draw_model(random: Random, *, blocks: int) -> Model:
 
 def cases(random: Random, *, recompute: bool, silent: bool = False) -> list[Case]:
     """Plans of all kinds. Models that are `silent` have nothing to send."""
-    shapes = [(1, 1, 1, 1, 1), (2, 1, 1, 1, 1), (1, 1, 1, 1, 2), (1, 1, 1, 2, 2), (2, 2, 1, 1, 4), (3, 2, 1, 1, 4),
-              (4, 4, 1, 1, 2), (4, 2, 1, 2, 8), (2, 1, 2, 1, 4), (8, 4, 1, 2, 16), (8, 4, 2, 2, 16), (9, 4, 2, 1, 4)]
+    shapes = [(1, 1, 1, 1, 1), (2, 1, 1, 1, 1), (1, 1, 1, 1, 2), (1, 1, 1, 2, 1), (2, 2, 1, 1, 4), (3, 2, 1, 1, 4),
+              (4, 4, 1, 1, 2), (4, 2, 1, 2, 4), (2, 1, 2, 1, 2), (2, 2, 2, 1, 2), (8, 4, 1, 2, 8), (8, 4, 2, 2, 4),
+              (9, 4, 2, 1, 2)]
     shapes += [(random.randrange(1, 20), random.randrange(1, 9), random.randrange(1, 6), random.randrange(1, 5),
                 random.randrange(1, 12)) for _ in range(25)]
     found = []
-    for index, (blocks, depth, width, micro_batch, samples) in enumerate(shapes):
-        batch = samples if index < 12 else samples * width * micro_batch
+    for index, (blocks, depth, width, micro_batch, micro_batches) in enumerate(shapes):
+        batch = micro_batches * width * micro_batch
         model = draw_model(random, blocks=max(blocks, depth))
         if silent:
             model = replace(model, weights=0.0, state=0.0, activations=0.0, boundary=0.0)
@@ -128,6 +129,8 @@ def told(function: str, case: Case, got: object, wanted: float) -> str:
     """A case, as it is called; figures that are 0 are left out."""
     figures = ', '.join(f'{name}={value:g}' for name, value in vars(case.model).items() if value)
     first = figures.rfind(', ', 0, 66) + 1
+    if not all(vars(case.model).values()):
+        figures += ', the rest 0'
     plan, place = case.plan, f', cluster with bandwidth {case.cluster.bandwidth:g}' * (function == 'seconds')
     return '\n'.join([
         f'model   {figures[:first]}', f'        {figures[first:].strip()}',
@@ -148,6 +151,6 @@ def memory_drawn(case: Case) -> str:
 def seconds_drawn(case: Case) -> str:
     """The parts of a step."""
     t = (seconds(case) - _all_reduce(case, '', case.blocks, 0)) / (case.micro_batches + case.plan.depth - 1)
-    parts = [(f'{case.micro_batches} micro-batches', case.micro_batches * t), ('bubble', (case.plan.depth - 1) * t),
+    parts = [(f'micro-batches ({case.micro_batches})', case.micro_batches * t), ('bubble', (case.plan.depth - 1) * t),
              ('all-reduce', _all_reduce(case, '', case.blocks, 0))]
     return bars((name, value, f'{value:g}') for name, value in parts if value)
