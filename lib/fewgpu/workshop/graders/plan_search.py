@@ -34,7 +34,7 @@ class Task:
 
 @cache
 def legal(task: Task) -> list[Plan]:
-    """All that could be, whether they fit the memory or not: by definition, one after the other."""
+    """All that could be, whether they fit the memory or not."""
     return [Plan(depth, width, b, recompute) for depth in range(1, min(task.model.blocks, task.cluster.devices) + 1)
             for width in range(1, task.cluster.devices // depth + 1) if task.batch % width == 0
             for b in range(1, task.batch // width + 1) if task.batch // width % b == 0 for recompute in (False, True)]
@@ -122,11 +122,11 @@ def _priced(task: Task, plan: Any) -> str:
     return f'{plan}:\n          {task.seconds(plan):g} s, {task.memory(plan):g} bytes'
 
 
-def takes(misconception: str, price: Callable[[Task, Plan], Any], among: Callable[[Task, Plan], bool] | None = None, *,
-          fitting: bool = True) -> Suspect:
+def takes(misconception: str, price: Callable[[Task, Plan], Any],
+          among: Callable[[Task, Plan], bool] | None = None) -> Suspect:
     """It takes a plan of the least price, `among` some only; None where there is none of them."""
     def answer(task: Task) -> Like:
-        some = [plan for plan in (possible(task) if fitting else legal(task)) if among is None or among(task, plan)]
+        some = [plan for plan in possible(task) if among is None or among(task, plan)]
         least = min((price(task, plan) for plan in some), default=None)
         return Like(lambda got: got is None if least is None else got in some and _near(price(task, got), least))
     return Suspect(misconception, answer)
@@ -137,6 +137,7 @@ def _near(one: Any, other: Any) -> bool:
 
 
 def like(misconception: str, fits: Callable[[Task, Any], bool]) -> Suspect:
+    """Its answers look like that."""
     return Suspect(misconception, lambda task: Like(lambda got: fits(task, got)))
 
 
