@@ -16,7 +16,7 @@ from fewgpu.workshop.practice.cluster import Cluster, Model, Plan
 
 @given(some.integers(1, 7), some.data())
 def test_versions_on_schedules_are_those_of_the_papers(stages: int, data: some.DataObject) -> None:
-    """PipeDream: n - 1 - s updates behind (arXiv 1806.03377, section 3); 2BW: one group (arXiv 2006.09503, section 3)."""
+    """PipeDream: n - 1 - s updates behind (arXiv 1806.03377); 2BW: one group (arXiv 2006.09503)."""
     stage, i = data.draw(some.integers(0, stages - 1)), data.draw(some.integers(0, 20))
     case = stages, stage, i, stages + data.draw(some.integers(0, 3))
     assert versions.stashed(case) == max(0, i - (stages - 1 - stage))

@@ -45,7 +45,7 @@ PARAMETERS = 12 * 1920**2 + 13 * 1920   # of a block of width 1920 (arXiv 2104.0
 GPT = Model(blocks=48, forward=24 * 512 * 1920**2 * (1 + 512 / (6 * 1920)) / 45e12,
             backward=48 * 512 * 1920**2 * (1 + 512 / (6 * 1920)) / 45e12, start=5e-4, weights=2 * PARAMETERS,
             state=14 * PARAMETERS, activations=512 * (34 * 1920 + 5 * 20 * 512), boundary=2 * 512 * 1920)
-"""A GPT of 2.1 billion parameters in its blocks (width 1920, 20 heads), for 512 tokens a sample, in mixed precision with
-Adam, on devices that reach 45 TFLOP/s. (The time to start is assumed.)"""
+"""A GPT of 2.1 billion parameters in its blocks (width 1920, 20 heads), for 512 tokens a sample, in mixed precision
+with Adam, on devices that reach 45 TFLOP/s. (The time to start is assumed.)"""
 
 GPUS = Cluster(devices=64, memory=16e9, bandwidth=10e9)
