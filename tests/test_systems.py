@@ -7,7 +7,6 @@ from itertools import permutations
 
 import pytest
 import torch
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -16,7 +15,6 @@ from torch import nn
 from fewgpu import Pipeline
 from fewgpu.device import get_devices
 from fewgpu.spill import Spilled
-from fewgpu.workshop.compare_files import refuse_unwritable
 from fewgpu.workshop.systems import everyone, sweeps, trainers, verdicts, work
 from fewgpu.workshop.systems.work import Work, settle_norms
 
@@ -250,14 +248,3 @@ def test_no_verdict_from_seconds_on_an_unsteady_machine_and_c46_wants_every_pipe
     assert steady['C46'].split(':')[0] == steady['C15'].split(':')[0] != slower['C46'].split(':')[0]
     assert unsteady['C46'].split(':')[0] == unsteady['C15'].split(':')[0]
     assert unsteady['C46'].split(':')[0] not in (steady['C46'].split(':')[0], slower['C46'].split(':')[0])
-
-
-@pytest.mark.parametrize('blocked', ['systems.json', 'reports'])
-def test_files_that_cannot_be_written_are_refused_at_once(tmp_path, blocked):
-    refuse_unwritable(tmp_path / 'new', ['systems.json'])
-    if blocked == 'reports':
-        (tmp_path / 'reports').write_text('a file in its place')
-    else:
-        (tmp_path / blocked).mkdir()
-    with pytest.raises(typer.BadParameter, match='cannot write to --out'):
-        refuse_unwritable(tmp_path, ['systems.json'])

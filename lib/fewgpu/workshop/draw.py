@@ -15,9 +15,12 @@ from fewgpu.simulate import Costs, simulate
 from fewgpu.trace import Timeline
 from fewgpu.workshop.blocks import blocks
 from fewgpu.workshop.facts import facts
+from fewgpu.workshop.writable import make_writable
 
 UNIT = 'units'
 MOST_MEASURED = 16                        # devices
+FILES = ('.svg', '.png', '.html', '.json')
+MEASURED_FILES = ('-measured.svg', '-measured.png', '-measured.html', '-measured.csv')
 MOST, MOST_IN_PICTURE = 200_000, 12_000   # operations: a picture takes a millisecond for each
 
 
@@ -52,14 +55,12 @@ def draw(
     if measure and len(plan.rows) > MOST_MEASURED:
         raise typer.BadParameter(f'--measure runs at most {MOST_MEASURED} devices, not '
                                  f'{len(plan.rows)}')
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise typer.BadParameter(f'cannot write to --out {out} ({error.strerror})') from None
+    path = out / stem(plan, recompute)
+    make_writable('--out', [Path(f'{path}{end}') for end in (MEASURED_FILES if measure else FILES)], [out])
     console = Console(highlight=False)
     if measure:
         from fewgpu.workshop.predicted import compare_with_run
-        return compare_with_run(console, plan, recompute, out / stem(plan, recompute))
+        return compare_with_run(console, plan, recompute, path)
     held = plan.stages // len(plan.rows)   # stages share the work of their device
     costs = Costs(F=forward / held, B=backward / held, I=backward / held / 2,
                   W=backward / held / 2, U=update / held, latency=latency,
@@ -71,8 +72,7 @@ def draw(
     for sentence in facts(plan, timeline, costs, plain=plain):
         console.print(sentence, soft_wrap=not console.is_terminal)
     try:
-        write(console, timeline, out / stem(plan, recompute), title(plan, recompute), unit=UNIT,
-              counts='stashes')
+        write(console, timeline, path, title(plan, recompute), unit=UNIT, counts='stashes')
     except OSError as error:
         raise typer.BadParameter(f'cannot write to --out {out} ({error.strerror})') from None
 

@@ -33,12 +33,12 @@ class Way(NamedTuple):
 
     name: str
     devices: int
-    setting: Knobs
+    knobs: Knobs
     link: float = 0.0   #: what a message takes, as a share of what a stage computes for a micro-batch
 
     @property
     def chunks(self) -> int:
-        return self.setting.chunks(ROWS * CHUNKS)
+        return self.knobs.chunks(ROWS * CHUNKS)
 
 
 WAYS = (
@@ -67,7 +67,7 @@ def predict(way: Way, profile: Model, bandwidth: float) -> Prediction:
     """From a model that has seconds in place of FLOPs."""
     cluster = Cluster(devices=way.devices, per_server=1, memory=1e12, flops32=1.0, efficiency=1.0, overhead=0.0,
                       latency=0.0, between=bandwidth)
-    return way_pipeline.predict(way.name, Task(profile, cluster, ROWS * CHUNKS, SGD), way.setting)
+    return way_pipeline.predict(way.name, Task(profile, cluster, ROWS * CHUNKS, SGD), way.knobs)
 
 
 def bandwidth_of(way: Way, profile: Model) -> float:
@@ -84,13 +84,13 @@ def _model() -> nn.Sequential:
 
 
 def _pipeline(way: Way, profile: Model) -> Pipeline:
-    setting, bandwidth = way.setting, bandwidth_of(way, profile)
+    knobs, bandwidth = way.knobs, bandwidth_of(way, profile)
     devices = [Device('cpu', index=index, pace=PACE, link=Link(0.0, bandwidth)) for index in range(way.devices)]
-    balance = [stage.layers for stage in profile.stages(setting.stages)]
+    balance = [stage.layers for stage in profile.stages(knobs.stages)]
     return Pipeline(_model(), balance, devices=devices, chunks=way.chunks, loss_fn=nn.functional.mse_loss,
-                    schedule='1f1b' if setting.schedule == '1f1b' else 'gpipe',
+                    schedule='1f1b' if knobs.schedule == '1f1b' else 'gpipe',
                     optimizer=partial(torch.optim.SGD, lr=0.01),
-                    checkpoint='never' if setting.recompute == 'never' else 'always')
+                    checkpoint='never' if knobs.recompute == 'never' else 'always')
 
 
 def _share_of_a_core() -> float:
@@ -159,7 +159,7 @@ def on_ranks(profile: Model) -> Result:
 def _rank() -> tuple[float, float]:
     """Median seconds of an all-reduce of all gradients, alone, and of a step."""
     model, group, device = DataParallel(_model()), Group(None), Device('cpu', pace=PACE)
-    x, gradients = torch.randn(DATA.setting.rows, WIDTH), torch.zeros(LAYERS * WIDTH * (WIDTH + 1))
+    x, gradients = torch.randn(DATA.knobs.rows, WIDTH), torch.zeros(LAYERS * WIDTH * (WIDTH + 1))
     optimizer, alone, steps = torch.optim.SGD(model.parameters(), lr=0.01), [], []
     for _ in range(1 + ROUNDS):
         begun = time.perf_counter()
