@@ -45,7 +45,7 @@ class Quiet:
 
     @property
     def share(self) -> float:
-        """Of a core: what the thread that got least was given, by the median look. Raises ValueError before the first."""
+        """Of a core: what the thread that got least was given, by the median look. Raises ValueError without one."""
         if not self._shares:
             raise ValueError('look at the machine while something is timed, once at least')
         return sorted(self._shares)[(len(self._shares) - 1) // 2]
@@ -57,8 +57,8 @@ class Quiet:
     @property
     def note(self) -> str:
         """To add to what was found: nothing, or that the machine was busy."""
-        return '' if self.share > QUIET else (f'. This machine is busy with other programs: a thread got {self.share:.0%} '
-                                              'of a core, and what was measured says little')
+        return '' if self.share > QUIET else (f'; this machine was busy with other programs meanwhile: a thread got '
+                                              f'{self.share:.0%} of a core')
 
 
 def shares_of_cores(threads: int) -> list[float]:

@@ -16,7 +16,7 @@ START = 1e-3                 # seconds to start the kernels of a layer (assumed)
 MODELS = {'2.2B': known('gpt-2.2B'), '3.8B': known('gpt-3.8B')}
 BATCHES = (64, 128, 256, 512)
 MICRO_BATCHES = (1, 2, 4, 8)
-NUMBER, STATE = 2, 14        # bytes of a number (a version of the weights, a stash); of a parameter's gradient and Adam's state
+NUMBER, STATE = 2, 14        # bytes: of a number (of weights, of a stash); of a parameter's gradient and Adam's state
 
 Rule = Callable[[Setting], bool]
 
@@ -110,7 +110,7 @@ def _tensors(model: Model, batch: int) -> float:
     return best
 
 
-def largest(depth: int) -> float:
+def largest_model(depth: int) -> float:
     """Parameters of the largest GPT with layers as those of gpt-3.8B that fits so many stages, with recompute."""
     layer = MODELS['3.8B'].layers[1]
     block = _block(layer, layer.output)
@@ -143,7 +143,7 @@ def by_depth(plan: Sequence[Setting], recompute: bool) -> dict[int, float]:
     return {depth: rate for depth, rate in rates.items() if rate}
 
 
-def falls(plan: Sequence[Setting], b: int) -> bool:
+def slows_with_depth(plan: Sequence[Setting], b: int) -> bool:
     """Is the throughput of each power of two as depth lower than of the one before, at this micro-batch?"""
     some = [one for one in plan if one.micro_batch == b]
     curves = [list(by_depth(some, recompute).values()) for recompute in (False, True)]

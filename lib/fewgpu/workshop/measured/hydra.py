@@ -25,7 +25,7 @@ def network(seed: int) -> nn.Sequential:
     return gpt(6, 128, 4, vocabulary=VOCABULARY)
 
 
-def balance(shards: int) -> list[int]:
+def even_balance(shards: int) -> list[int]:
     """Of the 9 layers of `network`."""
     return [9 // shards + (s < 9 % shards) for s in range(shards)]
 
@@ -49,13 +49,13 @@ def linked(count: int) -> list[Device]:
 
 
 def one_by_one() -> Callable[[], object]:
-    models = [spilled(seed, balance(3), linked(1)) for seed in range(MODELS)]
+    models = [spilled(seed, even_balance(3), linked(1)) for seed in range(MODELS)]
     return lambda: [model.step(x, y) for model in models for x, y in batches()]
 
 
 def pipelined(chunks: int) -> Callable[[], object]:
     """What trains returns the share of time in which the devices idle."""
-    pipes = [Pipeline(network(seed), balance(DEVICES), schedule='gpipe', chunks=chunks, devices=linked(DEVICES),
+    pipes = [Pipeline(network(seed), even_balance(DEVICES), schedule='gpipe', chunks=chunks, devices=linked(DEVICES),
                       loss_fn=next_token_loss, optimizer=torch.optim.Adam, checkpoint='never')
              for seed in range(MODELS)]
     def train() -> float:
@@ -67,11 +67,11 @@ def pipelined(chunks: int) -> Callable[[], object]:
 
 
 def shared() -> Callable[[], object]:
-    jobs = [Job(spilled(seed, balance(3), linked(1)), batches()) for seed in range(MODELS)]
+    jobs = [Job(spilled(seed, even_balance(3), linked(1)), batches()) for seed in range(MODELS)]
     return lambda: sharp(jobs, linked(DEVICES))
 
 
-def pipeline(stages: int, chunks: int) -> float:
+def virtual_pipeline(stages: int, chunks: int) -> float:
     """The makespan of one mini-batch in the plain pipeline, with what recompute it takes to fit."""
     schedule = gpipe(stages, chunks)
     if chunks > 1:

@@ -21,6 +21,7 @@ from fewgpu.planner.model import Model
 from fewgpu.planner.own import own
 from fewgpu.planner.way_memory import Precision
 from fewgpu.planner.ways import Knobs, Prediction, Task
+from fewgpu.workshop.noise import Quiet
 
 WIDTH, LAYERS, ROWS, CHUNKS = 512, 8, 64, 8   # of a linear layer; of the model; of a micro-batch; a mini-batch
 PACE = 0.1           # of a core: so slow that other programs on this machine hardly matter
@@ -93,34 +94,27 @@ def _pipeline(way: Way, profile: Model) -> Pipeline:
                     checkpoint='never' if knobs.recompute == 'never' else 'always')
 
 
-def _share_of_a_core() -> float:
-    """What a thread that computes for a tenth of a second is given, beside other programs."""
-    begun, computed = time.perf_counter(), time.thread_time()
-    while time.perf_counter() < begun + 0.1:
-        pass
-    return (time.thread_time() - computed) / (time.perf_counter() - begun)
-
-
-def on_paced_devices() -> tuple[Model, dict[Way, tuple[float, int]], float]:
-    """What layers cost; samples a second and bytes of every way; the share of a core that there was meanwhile.
+def on_paced_devices() -> tuple[Model, dict[Way, tuple[float, int]], Quiet]:
+    """What layers cost; samples a second and bytes of every way; whether the machine was quiet meanwhile.
 
     Ways and layers take turns, and medians count. Links are as slow as the first measurement of layers says.
     """
     x = torch.randn(ROWS * CHUNKS, WIDTH)
     alone = Pipeline(_model(), [1] * LAYERS, schedule='gpipe', chunks=1, loss_fn=nn.functional.mse_loss,
                      devices=[Device('cpu', index=index, pace=PACE) for index in range(LAYERS)])
-    layers, shares = [_layers(alone, x[:ROWS]) for _ in range(WARM_UP)][-1:], []
+    layers = [_layers(alone, x[:ROWS]) for _ in range(WARM_UP)][-1:]
+    quiet = Quiet(threads=1)   # devices are so slow that more than one core is not needed
     pipelines = {way: _pipeline(way, profile_of(layers)) for way in WAYS}
     peaks = {way: _peak(pipe, x) for way, pipe in pipelines.items()}
     seconds: dict[Way, list[float]] = {way: [] for way in WAYS}
     for _ in range(ROUNDS):
-        shares.append(_share_of_a_core())
+        quiet.look()
         for way, pipe in pipelines.items():
             layers.append(_layers(alone, x[:ROWS]))
             begun = time.perf_counter()
             pipe.step(x, x)
             seconds[way].append(time.perf_counter() - begun)
-    return (profile_of(layers), {way: (len(x) / median(seconds[way]), peaks[way]) for way in WAYS}, median(shares))
+    return (profile_of(layers), {way: (len(x) / median(seconds[way]), peaks[way]) for way in WAYS}, quiet)
 
 
 def _layers(alone: Pipeline, x: torch.Tensor) -> list[tuple[float, float]]:
