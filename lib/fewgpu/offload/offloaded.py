@@ -106,8 +106,9 @@ class Offloaded:
         if is_new:
             self._ranks.start_alike(self.module)
         elif self._versions.about['facts'] != self._facts:
-            raise ValueError(f'the store holds another model, states of another optimizer, or was another rank\'s: it says '
-                             f'{self._versions.about["facts"]}, and this is {self._facts}: give it a store of its own')
+            raise ValueError(f'the store holds another model, states of another optimizer, or was another rank\'s: it '
+                             f'says {self._versions.about["facts"]}, and this is {self._facts}: give it a store of its '
+                             f'own')
         else:
             verify_options(self._versions.about['made'], self._made)
             self._made = self._versions.about['made']

@@ -39,8 +39,8 @@ def verify_options(stored: list[dict[str, Any]], asked: list[dict[str, Any]]) ->
     """What makes the optimizers now, against what made them when the store began. Raises ValueError for other groups
     of parameters; warns of other options, for those in the store count."""
     if len(stored) != len(asked):
-        raise ValueError(f'an optimizer has {len(stored)} group(s) of parameters in the store, and {len(asked)} here: go on '
-                         f'with the optimizer that it began with')
+        raise ValueError(f'an optimizer has {len(stored)} group(s) of parameters in the store, and {len(asked)} here: '
+                         f'go on with the optimizer that it began with')
     for before, now in zip(stored, asked):
         plain = {key: [*value] if isinstance(value, tuple) else value for key, value in now.items()}
         if other := [key for key in plain if plain[key] != before.get(key, plain[key])]:

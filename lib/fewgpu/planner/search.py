@@ -137,8 +137,8 @@ def best(way: str, task: Task) -> Prediction:
     tries, predict = WAYS[way]
     found = [predict(way, task, knobs) for knobs in tries(task)]
     if not found:
-        raise ValueError(f'{way} needs more samples ({task.batch}) or devices ({task.cluster.devices}): two each of two '
-                         'kinds of devices, and a sample for each replica and each stage')
+        raise ValueError(f'{way} needs more samples ({task.batch}) or devices ({task.cluster.devices}): two each of '
+                         'two kinds of devices, and a sample for each replica and each stage')
     return _best(found)
 
 
@@ -169,7 +169,8 @@ def ways_for(task: Task) -> list[str]:
     sample. With one of each kind all but offload are plain training; a hybrid has two or more of two kinds.
     """
     return [way for way, (tries, _) in WAYS.items() if any(
-        _dimensions(knobs) >= _least(way) and (knobs.tensor > 1 or not way.startswith('tensor')) for knobs in tries(task))]
+        _dimensions(knobs) >= _least(way) and (knobs.tensor > 1 or not way.startswith('tensor'))
+        for knobs in tries(task))]
 
 
 def _least(way: str) -> int:

@@ -44,8 +44,8 @@ class Job:
 
     def __post_init__(self) -> None:
         if not isinstance(self.batches, Sequence):
-            raise TypeError(f'the mini-batches of a job are a list of (x, y), for their number is asked for, and they are run '
-                            f'through once an epoch; not a {type(self.batches).__name__}')
+            raise TypeError(f'the mini-batches of a job are a list of (x, y), for their number is asked for, and they '
+                            f'are run through once an epoch; not a {type(self.batches).__name__}')
 
         if not isinstance(self.epochs, int) or self.epochs < 0:
             raise ValueError(f'the epochs of a job are a whole number, at least 0, not {self.epochs!r}')

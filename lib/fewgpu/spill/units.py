@@ -3,7 +3,8 @@
     F0  F1  ..  L (the last shard: forward, loss, backward)  ..  B1  B0
 
 A unit is promoted (its shard is copied to a device), computed, and stored (gradients go back to the
-host, where the shard is updated). `fewgpu.spill.spilled` runs the units of one model, `fewgpu.spill.sharp` those of many.
+host, where the shard is updated). `fewgpu.spill.spilled` runs the units of one model, `fewgpu.spill.sharp` those of
+many.
 """
 
 import contextlib

@@ -145,7 +145,8 @@ def assumed(task: Task, cluster: str = '') -> list[str]:
         f'({precision.state} bytes a parameter).',
         f'{cluster and f"{named(cluster, place)}: "}{place.devices} device{"s" * (place.devices > 1)} of '
         f'{amount(place.memory)} in {servers}; {peak / 1e12:g} TFLOP/s each, of which {place.efficiency:.0%} are '
-        f'reached; {amount(place.inside)}/s inside servers, {amount(place.between)}/s between them, {1e6 * place.latency:g} µs a message; {amount(place.host_bandwidth)}/s to the host.',
+        f'reached; {amount(place.inside)}/s inside servers, {amount(place.between)}/s between them, '
+        f'{1e6 * place.latency:g} µs a message; {amount(place.host_bandwidth)}/s to the host.',
         f'Starting kernels takes {1e6 * place.overhead:g} µs a layer and forward, twice that a backward, and counts as '
         'computing. All-reduces and gathers hide behind the pass that they belong to as far as they can. Not counted: '
         'buffers, fragments of memory, loading of data.']

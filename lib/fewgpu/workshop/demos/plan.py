@@ -83,9 +83,9 @@ def is_worth_it(over_model_parallel: float, staged: float, shared: float) -> boo
     return both(faster(over_model_parallel, 1.0), faster(staged, shared))
 
 
-def is_better_where_it_fits(faster: int, fits: int) -> bool:
+def is_better_where_it_fits(ahead: int, fits: int) -> bool:
     """C23, by the cases in which data parallelism fits, and those of them in which it is the faster."""
-    return fits > 0 and faster >= 0.9 * fits
+    return fits > 0 and ahead >= 0.9 * fits
 
 
 def _ranked(task: Task) -> dict[str, Prediction]:
@@ -98,7 +98,7 @@ def _speed(one: Prediction) -> float:
 
 def _test_c23(show: Show) -> None:
     """Every model of the planner on 8 and 64 devices of three clusters: data parallelism where it fits."""
-    fits, faster, slower = 0, 0, []
+    fits, ahead, slower = 0, 0, []
     for name in ('alexnet', 'vgg16', 'resnet50', 'unet', 'bert-large', 'gpt-2.2B', 'gpt-3.8B', 'gpt-175B'):
         for place in ('v100-16', 'a100-80', 'rtx3090-24'):
             for devices in (8, 64):
@@ -108,12 +108,12 @@ def _test_c23(show: Show) -> None:
                     fits += 1
                     pipes = max(_speed(ways[way]) for way in ('GPipe', '1F1B', '1F1B x data'))
                     if _speed(ways['data parallel']) >= pipes:
-                        faster += 1
+                        ahead += 1
                     else:
                         slower.append(f'{name} on {devices} {place}')
-    show.claims.test('C23', is_better_where_it_fits(faster, fits), by='the planner',
+    show.claims.test('C23', is_better_where_it_fits(ahead, fits), by='the planner',
                      found=f'where data parallelism fits, it is predicted to be faster than every pipeline in '
-                           f'{faster} of {fits} cases (8 models, 8 and 64 devices, 3 clusters)',
+                           f'{ahead} of {fits} cases (8 models, 8 and 64 devices, 3 clusters)',
                      because=f'The others: {", ".join(slower)}.' if slower else
                      'All-reduces hide behind the backward here.')
 

@@ -129,7 +129,8 @@ def _late(case: Training) -> torch.Tensor:
 
 MISTAKES = [
     'fresh-gradient', 'applied-to-old', 'sum-not-mean, sum', 'every-micro-batch', 'every-micro-batch, mean',
-    'two-updates-old', 'never-newer', 'first-at-newest', 'mean-of-all, all', 'divided-twice, twice', 'uphill, uphill', 'last-only',
+    'two-updates-old', 'never-newer', 'first-at-newest', 'mean-of-all, all', 'divided-twice, twice', 'uphill, uphill',
+    'last-only',
     'last-only, mean', 'total-kept', 'returns-previous', 'late-gradient']
 
 

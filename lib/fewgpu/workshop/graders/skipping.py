@@ -144,8 +144,8 @@ class Ran:
     output: torch.Tensor
     grads: list[torch.Tensor | None]           #: of the input and of all weights
     moves: list[tuple[int, int, tuple]]        #: in the forward: from, to, shape
-    kept: list[tuple[int, list[str]]]          #: without grad: the first layer that ran while several skips that had been
-                                               #: loaded before it were still there, and which
+    kept: list[tuple[int, list[str]]]          #: without grad: the first layer that ran while several skips that had
+                                               #: been loaded before it were still there, and which
     device: int                                #: of the output
 
 
