@@ -210,6 +210,25 @@ def test_conclusions_rest_on_the_worst_moment_and_of_gpus_it_is_said_that_it_is_
         assert steady == (gpus >= 2) == ('no conclusions' not in why) and 'was not measured' in why
 
 
+@pytest.mark.parametrize('shares, steady', [([0.9] * 12, True), ([0.9] * 11 + [0.2], False)])
+def test_all_are_run_in_order_and_one_busy_moment_withholds_verdicts(shares, steady, tmp_path, monkeypatch, capsys):
+    ran, left = [], iter(shares)
+    found = rows() | {'sweep-chunks': {'counts': [1, 2, 4], 'speeds': [1.0, 3.0, 1.0]},
+                      'sweep-batch': {'sizes': [2, 4, 8], 'plain': [1, 1, 1], 'pipeline': [1, 2, 3],
+                                      'plain_bytes': [2, 4, 8], 'pipeline_bytes': [1, 2, 4]},
+                      'sweep-depth': {'depths': [1, 2], 'per_device': [2.0, 1.0], 'bytes': [2, 1]}}
+    for key in verdicts.PIPELINES:
+        found[key] = found[key] | {'samples_per_second': 20.0}
+    monkeypatch.setattr(everyone, '_one', lambda console, key, *_: ran.append(key) or found[key])
+    monkeypatch.setattr(everyone, 'efficiency', lambda todo: next(left))
+    assert everyone.compare_all(Console(width=100), Work('resnet18', 2, (1, 1), 8, 8, 64, 1), tmp_path)
+    said = capsys.readouterr().out
+    assert ran == [*trainers.SYSTEMS, *sweeps.SWEEPS] and not [*left]   # it was asked before every one
+    assert {path.name for path in tmp_path.iterdir()} == {'systems.png', 'systems.json'}
+    assert (said.count('not decided here') == 0) == steady == ('no conclusions' not in said)
+    assert all(claim in said for claim in ('C46', 'C15', 'C22', 'C32', 'C05'))
+
+
 @given(speeds=st.lists(st.floats(1.0, 100.0), min_size=3, max_size=7))
 def test_an_optimum_is_between_slower_ends(speeds):
     got, best = verdicts.optimum(speeds), max(speeds)
