@@ -101,8 +101,7 @@ def double_buffering(show: Show) -> dict[str, Spilled]:
     one, two = (median(seconds[name][1:]) for name in models)   # the first round warms up
     hidden = 1 - median(waits / away for waits, away in zip(idle['two buffers'][1:], moving['two buffers'][1:]))
     show.say(f'\nThen a smaller one in {len(unit.shards)} shards, behind a link that takes two fifths of a unit for a '
-             f'shard, with one buffer and with two, in turns: the second is filled while the device computes with the '
-             f'first.')
+             f'shard, with one buffer and with two, in turns: one is filled while the device computes with the other.')
     table = headed(f'One model, one device; medians of {ROUNDS + 1} steps', '', 'seconds\na step',
                    'shards and gradients\nare under way (s)', 'the device does\nnot compute (s)')
     for name in models:
@@ -113,8 +112,8 @@ def double_buffering(show: Show) -> dict[str, Spilled]:
                      f'{hidden:.0%} of the transfers (and of the updates on the host) are hidden '
                      f'by a second buffer; a step takes {two:.2f} s instead of {one:.2f}, {one / two:.2f} times as '
                      f'fast (published: 1.5 to 2){quiet.note}.',
-                     because='The first load of a step and the last gradients have no unit beside them; how much there '
-                             'is to hide depends on the link, which here takes two fifths of a unit for a shard.')
+                     because='The first load of a step and the last gradients have no unit beside them; how much '
+                             'there is to hide depends on the link: here two fifths of a unit for a shard.')
     return models
 
 
