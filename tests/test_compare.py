@@ -166,8 +166,8 @@ def test_the_picture_is_drawn_whoever_failed(tmp_path, missing):
 @pytest.mark.slow
 def test_compare_from_end_to_end(tmp_path):
     run = subprocess.run(
-        [sys.executable, '-m', 'fewgpu.workshop', 'compare', '--arch', 'resnet18', '--samples', '24', '--batchsize', '8',
-         '--num_microbatches', '4', '--test_samples', '16', '--devices', '2', '--out', 'out'],
+        [sys.executable, '-m', 'fewgpu.workshop', 'compare', '--arch', 'resnet18', '--samples', '24',
+         '--batchsize', '8', '--num_microbatches', '4', '--test_samples', '16', '--devices', '2', '--out', 'out'],
         cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
     assert run.returncode == 0, run.stdout
     stored = json.loads((tmp_path / 'out' / 'compare.json').read_text())

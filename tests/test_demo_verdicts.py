@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from fewgpu.planner import Setting
 from fewgpu.planner.known import known
-from fewgpu.workshop import demos, planned
+from fewgpu.workshop import demos
 from fewgpu.workshop.demos import DEMOS
-from fewgpu.workshop.demos import (depth_width, gems, hybrid, hydra, partitioner, pipedream, pipemare, plan, tensor, two_bw,
-                                   unet, zero, zero_infinity)
+from fewgpu.workshop.demos import (depth_width, gems, hybrid, hydra, partitioner, pipedream, pipemare, plan, tensor,
+                                   two_bw, unet, zero, zero_infinity)
+from fewgpu.workshop.measured import depth_width as planned
+from fewgpu.workshop.noise import NOISE, Quiet, both, faster
 
 IDLE = {('with a flush', 'here'): 0.3, ('without', 'here'): 0.1}
 ERRORS, KEPT = {'stashing': 1e-14, 'no stashing': 0.1}, {'stashing': [3, 2, 1], 'no stashing': [1, 1, 1]}
@@ -34,15 +36,19 @@ VERDICTS = [
     (partitioner.finds_what_they_ship, (SHIPPED,), {0: [SHIPPED | {8: '8'}, {}]}),
     (partitioner.is_faster_by_the_model, ([1.2, 3.0, 6.8],), {0: [[1.1, 3.0], [3.0, 7.0]]}),
     (partitioner.is_shorter_by_faster_gpus, ([1.98, 2.0, 1.72],), {0: [[1.98, 2.0, 1.0], [1.4]]}),
-    (two_bw.is_one_update_late, (RULE, [2, 2, 2, 2]), {0: [[0] * 16, RULE[:8] + [2] * 8], 1: [[2, 2, 2, 1], [4, 3, 2, 1]]}),
+    (two_bw.is_one_update_late, (RULE, [2, 2, 2, 2]), {
+        0: [[0] * 16, RULE[:8] + [2] * 8], 1: [[2, 2, 2, 1], [4, 3, 2, 1]]}),
     (two_bw.learns_alike, ({'2BW': 0.9, 'synchronous': 0.91}, {'2BW': 0.35, 'synchronous': 0.33}), {
-        0: [{'2BW': 0.8, 'synchronous': 0.91}], 1: [{'2BW': 0.5, 'synchronous': 0.33}, {'2BW': 0.2, 'synchronous': 0.33}]}),
+        0: [{'2BW': 0.8, 'synchronous': 0.91}],
+        1: [{'2BW': 0.5, 'synchronous': 0.33}, {'2BW': 0.2, 'synchronous': 0.33}]}),
     (two_bw.is_fast_or_frugal, ([POINTS], POINTS), {
         0: [[POINTS, POINTS | {'PipeDream': (2.0, 1.0)}]],
         1: [POINTS | {'2BW': (0.9, 6.0)}, POINTS | {'2BW': (1.5, 4.0)}, POINTS | {'2BW': (1.5, 11.0)}]}),
+    (two_bw.none_is_both, (POINTS,), {0: [POINTS | {'flush (1F1B)': (2.2, 5.0)}, POINTS | {'PipeDream': (2.0, 1.0)}]}),
     (depth_width.is_that_much_faster, (3.2, 20.0), {0: [1.8], 1: [19.0]}),
     (depth_width.grows_and_falls, ([[1.0, 2.0, 2.0]], [[3.0, 2.0]], [6.0, 50.0]), {
-        0: [[[2.0, 1.0]], [[1.0, 1.0]], [[1.0, 2.0], [2.0, 1.0]]], 1: [[[2.0, 3.0]], [[3.0, 3.0]]], 2: [[6.0, 6.0], [7.0, 6.0]]}),
+        0: [[[2.0, 1.0]], [[1.0, 1.0]], [[1.0, 2.0], [2.0, 1.0]]], 1: [[[2.0, 3.0]], [[3.0, 3.0]]],
+        2: [[6.0, 6.0], [7.0, 6.0]]}),
     (depth_width.chooses_all, ({'a': 1.3, 'b': 1.06, 'c': inf},), {0: [{'a': 1.3, 'b': 1.0, 'c': inf}]}),
     (pipemare.has_that_limit, ({0: {0.9: 0.1, 1.1: 9.0}, 3: {0.9: 0.9, 1.1: 1.1}},), {
         0: [{0: {0.9: 1.1, 1.1: 9.0}}, {0: {0.9: 0.1, 1.1: 9.0}, 3: {0.9: 0.9, 1.1: 0.95}}]}),
@@ -73,6 +79,68 @@ VERDICTS = [
 ]
 
 
+# Measured figures that are no nearer to yes than to no: noise must not decide.
+TIES = [
+    (two_bw.none_is_both, (POINTS | {'flush (1F1B)': (1.98, 5.0)},)),
+    (two_bw.none_is_both, (POINTS | {'flush (1F1B)': (2.02, 5.0)},)),
+    (hydra.keeps_busy, (0.9, 0.11, 0.8, 0.3)), (hydra.keeps_busy, (0.9, 0.7, 0.8, 0.79)),
+    (hydra.keeps_busy, (0.9, 0.7, 0.79, 0.8)),
+    (zero_infinity.waits_less, ({0: 0.6, 1: 0.4, 3: 0.39},)), (zero_infinity.waits_less, ({0: 0.41, 1: 0.4, 3: 0.2},)),
+    (zero_infinity.waits_less, ({0: 0.6, 1: 0.4, 3: 0.41},)),
+    (plan.is_worth_it, (1.02, 240.0, 200.0)), (plan.is_worth_it, (0.98, 240.0, 200.0)),
+    (plan.is_worth_it, (1.5, 201.0, 200.0)), (plan.is_worth_it, (1.5, 200.0, 201.0)),
+]
+
+
+@pytest.mark.parametrize('criterion, figures', TIES, ids=lambda value: getattr(value, '__name__', ''))
+def test_where_figures_differ_by_less_than_noise_there_is_no_verdict(criterion, figures):
+    assert criterion(*figures) is None
+
+
+@given(st.floats(0.01, 1e6), st.floats(0.01, 1e6))
+def test_faster_has_a_margin_in_both_directions(one, other):
+    got, back = faster(one, other), faster(other, one)
+    assert back is (None if got is None else not got)
+    assert (got is None) == (max(one, other) < (1 + NOISE) * min(one, other)) and faster(one, one) is None
+    assert got is None or got == (one > other)
+
+
+@given(st.lists(st.sampled_from((True, False, None)), min_size=1))
+def test_one_no_is_enough_and_doubt_is_less_than_yes(verdicts):
+    assert both(*verdicts) is (False if False in verdicts else None if None in verdicts else True)
+
+
+@given(st.lists(st.lists(st.floats(0.0, 1.0), min_size=2, max_size=2), min_size=1, max_size=9),
+       st.sampled_from((True, False, None)))
+def test_a_busy_machine_has_no_verdict_and_says_so(looks, confirmed):
+    quiet, left = Quiet(), iter(looks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('fewgpu.workshop.noise.shares_of_cores', lambda threads: next(left))
+        for _ in looks:
+            quiet.look()
+    assert sum(min(look) <= quiet.share for look in looks) >= len(looks) / 2   # half of the time it was so busy
+    assert sum(min(look) >= quiet.share for look in looks) >= len(looks) / 2
+    assert quiet.verdict(confirmed) is (confirmed if quiet.share > 0.8 else None)
+    assert (quiet.note == '') == (quiet.share > 0.8)
+
+
+def test_a_machine_that_nobody_looked_at_is_not_called_quiet():
+    with pytest.raises(ValueError, match='look at the machine'):
+        Quiet().verdict(True)
+
+
+TIMED = {'hydra': {'C35', 'C37'}, 'zero-infinity': {'C41', 'C42', 'C44'}, 'plan': {'C33', 'C46'}, 'two-bw': {'C30'},
+         'pipedream': {'C34'}}
+
+
+def test_what_is_timed_is_judged_on_a_quiet_machine_only():
+    for name, claims in TIMED.items():
+        tree = ast.parse(inspect.getsource(import_module(demos._module(name))))
+        judged = {ast.literal_eval(call.args[0]): ast.unparse(call.args[1]) for call in ast.walk(tree)
+                  if isinstance(call, ast.Call) and ast.unparse(call.func) == 'show.claims.test'}
+        assert {claim for claim, verdict in judged.items() if 'quiet.verdict(' in verdict} == claims, name
+
+
 @pytest.mark.parametrize('criterion, figures, doctored', VERDICTS, ids=lambda value: getattr(value, '__name__', ''))
 def test_a_doctored_figure_makes_a_verdict_no(criterion, figures, doctored):
     assert criterion(*figures)
@@ -95,7 +163,8 @@ def test_every_claim_of_every_demo_is_judged_by_a_criterion_that_is_doctored_her
             if isinstance(verdict, ast.Name):   # named before
                 verdict = next(node.value for node in ast.walk(tree) if isinstance(node, ast.Assign)
                                and ast.unparse(node.targets[0]) == verdict.id)
-            called = {node.func.id for node in ast.walk(verdict) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+            called = {node.func.id for node in ast.walk(verdict)
+                      if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
             assert any((module.__name__, one) in doctored for one in called), (name, ast.unparse(call.args[0]))
     assert all(by_demo.values())
 
@@ -123,7 +192,8 @@ def setting(width: int, micro_batch: int, recompute: bool, throughput: float, dr
     return Setting(width, 2, micro_batch, recompute, True, 4, (1, 1), 1.0, throughput, 1.0, dropped)
 
 
-SETTINGS = st.lists(st.builds(setting, st.sampled_from((1, 2)), st.sampled_from((1, 2)), st.booleans(), st.floats(1, 10)), min_size=1)
+SETTINGS = st.lists(st.builds(setting, st.sampled_from((1, 2)), st.sampled_from((1, 2)), st.booleans(),
+                              st.floats(1, 10)), min_size=1)
 
 
 @given(plans=st.lists(SETTINGS, min_size=1, max_size=4))

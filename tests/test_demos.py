@@ -1,5 +1,6 @@
 """Demonstrations: each runs, says what it found about its claims, and its picture can be read."""
 
+import ast
 import io
 import json
 import re
@@ -36,6 +37,20 @@ def test_every_module_of_the_package_is_listed_and_nothing_else():
         assert len(summary(name)) > 20 and not summary(name).endswith('.')
 
 
+def test_no_name_of_an_import_means_something_else_further_down():
+    workshop_ = Path(demos.__file__).parents[1]
+    hidden = []
+    for path in (path for part in ('demos', 'measured', 'systems') for path in (workshop_ / part).glob('*.py')):
+        tree = ast.parse(path.read_text(encoding='utf-8'))
+        imported = {name.asname or name.name.partition('.')[0] for node in tree.body
+                    if isinstance(node, (ast.Import, ast.ImportFrom)) for name in node.names}
+        bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        bound |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        bound |= {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        hidden += [(path.name, name) for name in imported & bound]
+    assert hidden == []
+
+
 def test_the_readme_names_every_demo_and_every_file_of_the_planner():
     text = (Path(__file__).parents[1] / 'README.md').read_text(encoding='utf-8')
     rows = ' '.join(re.findall(r'`demo [^|\n]*', text))   # `demo hybrid`, `gems`
@@ -67,7 +82,8 @@ def test_a_demo_that_fails_leaves_pictures_and_reports_as_they_were(monkeypatch,
     before = {'demo-zero.png': 'a picture', 'report.json': '[]'}
     for name, text in before.items():
         (tmp_path / name).write_text(text)
-    assert isinstance(invoke('zero', '--out', tmp_path, '--report', tmp_path / 'report.json').exception, ZeroDivisionError)
+    answer = invoke('zero', '--out', tmp_path, '--report', tmp_path / 'report.json')
+    assert isinstance(answer.exception, ZeroDivisionError)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
 
@@ -98,7 +114,8 @@ def test_the_table_of_all_has_a_row_a_claim_and_tells_of_failures(capsys):
 
 
 @settings(deadline=None, max_examples=25)
-@given(width=st.integers(40, 130), text=st.lists(st.text('abcxyz[]', min_size=1, max_size=12), min_size=1).map(' '.join))
+@given(width=st.integers(40, 130),
+       text=st.lists(st.text('abcxyz[]', min_size=1, max_size=12), min_size=1).map(' '.join))
 def test_texts_keep_to_the_width_of_the_console_and_lose_no_word(width, text):
     console = Console(width=width, file=io.StringIO())
     show = Show(console)

@@ -70,7 +70,7 @@ def test_bars_show_every_part_of_a_step_once(task):
 def test_a_drawn_step_takes_as_long_as_predicted(task):
     """Or a little less long: stages and messages that differ overlap better than the closed form says."""
     for one in fastest_first(task):
-        if one.fits and one.setting.schedule == '1f1b' and drawn(one) == one.setting.chunks(task.batch):
+        if one.fits and one.knobs.schedule == '1f1b' and drawn(one) == one.knobs.chunks(task.batch):
             schedule = timeline(one)
             if schedule:
                 predicted = one.step - one.parts['data link']
@@ -86,8 +86,8 @@ def test_the_kit_is_asked_to_draw_what_it_can(task):
         if './workshop.py draw' in said:
             words = said.split()
             name = words[words.index('draw') + 1]
-            SCHEDULES[name](one.setting.stages, 4 * one.setting.stages)
-            assert f'--stages {one.setting.stages} ' in said
+            SCHEDULES[name](one.knobs.stages, 4 * one.knobs.stages)
+            assert f'--stages {one.knobs.stages} ' in said
 
 
 def test_json_holds_every_way(tmp_path):
@@ -142,7 +142,8 @@ def test_a_wrong_flag_gets_a_sentence(flags, said):
 
 def test_help_and_named_models_import_no_torch():
     code = ("import sys; from fewgpu.workshop.__main__ import build; import fewgpu.workshop.plan as plan;"
-            "plan.fastest_first(plan.make('gpt-2.2B', 'v100-16', None, 'mixed', {'devices': 8})); print('torch' in sys.modules)")
+            "plan.fastest_first(plan.make('gpt-2.2B', 'v100-16', None, 'mixed', {'devices': 8}));"
+            "print('torch' in sys.modules)")
     said = subprocess.run([sys.executable, '-c', code], env={**os.environ, 'PYTHONPATH': str(ROOT / 'lib')},
                           capture_output=True, text=True, check=True).stdout
     assert said.strip() == 'False'
@@ -163,17 +164,37 @@ def test_a_cluster_has_finite_figures(flag, value):
     assert result.exit_code == 2 and 'finite' in result.output
 
 
+FLAGS = {'--bandwidth': ('1GB/s', '25Gbit/s'), '--inside': ('1GB/s',), '--latency': (9,), '--per-server': (1, 8),
+         '--memory': ('40GB', '16GB'), '--tflops': (200,), '--efficiency': (0.3,), '--host-bandwidth': ('1GB/s',),
+         '--host-memory': ('9TB', '20GB'), '--disk-bandwidth': ('9GB/s',)}
+
+
+def planned(*words) -> tuple[list, set[str]]:
+    """The ways (without their sentences), and the flags of which it is said that they change nothing."""
+    result = run('--json', *words)
+    assert result.exit_code == 0, result.output
+    named = {line.split()[0] for line in result.stderr.splitlines() if 'changes nothing' in line}
+    return [{**one, 'why': ''} for one in json.loads(result.stdout)], named
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(('resnet50', 'gpt-2.2B')), st.sampled_from((1, 2, 8, 16)), st.sampled_from(('mixed', 'fp32')),
+       st.lists(st.sampled_from(sorted(FLAGS)), min_size=1, max_size=3, unique=True), st.data())
+def test_exactly_those_flags_are_named_that_change_nothing(model, gpus, precision, flags, data):
+    given_ = {flag: data.draw(st.sampled_from(FLAGS[flag])) for flag in flags}
+    task = '--model', model, '--gpus', gpus, '--precision', precision
+    ranked, named = planned(*task, *(word for pair in given_.items() for word in pair))
+    for flag in flags:
+        rest = planned(*task, *(word for pair in given_.items() if pair[0] != flag for word in pair))[0]
+        assert (flag in named) == (rest == ranked), flag
+
+
 @pytest.mark.parametrize('flags, said', [
-    (('--gpus', 8, '--bandwidth', '1GB/s'), '--bandwidth'), (('--gpus', 1, '--latency', 9), '--latency'),
-    (('--gpus', 1, '--per-server', 2), '--per-server'), (('--gpus', 2, '--per-server', 1, '--inside', '1GB/s'), '--inside'),
-    (('--gpus', 16, '--bandwidth', '1GB/s', '--latency', 9), None)])
-def test_a_flag_that_changes_nothing_is_named(flags, said):
-    result = run('--model', 'resnet50', '--json', *flags)
-    named = [line.split()[0] for line in result.stderr.splitlines() if 'changes nothing' in line]
-    assert result.exit_code == 0 and json.loads(result.stdout) and (said in named if said else not named)
-    if said:   # and it is so
-        at = flags.index(said)
-        assert run('--model', 'resnet50', '--json', *flags[:at], *flags[at + 2:]).stdout == result.stdout
+    (('--gpus', 8, '--bandwidth', '1GB/s'), 'one server'), (('--gpus', 1, '--latency', 9), 'no messages'),
+    (('--gpus', 1, '--per-server', 2), 'one device'), (('--gpus', 8, '--host-memory', '9TB'), 'the same without it'),
+    (('--gpus', 8, '--per-server', 8), 'what v100-16 has')])
+def test_it_is_said_why_a_flag_changes_nothing(flags, said):
+    assert said in run('--model', 'resnet50', '--json', *flags).stderr
 
 
 def test_the_header_names_the_cluster_and_whether_it_was_changed():
@@ -194,7 +215,8 @@ def test_a_layer_that_calls_exit_gets_a_sentence(tmp_path):
 
 def test_frozen_parameters_are_said(tmp_path):
     path = tmp_path / 'nets.py'
-    path.write_text('import torch\nfrom torch import nn\ndef mine():\n    layers = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))\n'
+    path.write_text('import torch\nfrom torch import nn\ndef mine():\n'
+                    '    layers = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))\n'
                     '    layers[0].requires_grad_(False)\n    return layers, torch.randn(4, 4)\n')
     result = run('--model', f'{path}:mine', '--out', tmp_path)
     assert result.exit_code == 0 and '25 parameters frozen' in ' '.join(result.output.split())

@@ -2,13 +2,13 @@
 
 from fewgpu.workshop.demos import summary
 from fewgpu.workshop.demos import plan as demo
-from fewgpu.workshop import ways
-from fewgpu.workshop.ways import DATA, WAYS
+from fewgpu.workshop.measured import plan as ways
+from fewgpu.workshop.measured.plan import DATA, WAYS
 from tests.pictures import faults
 
 
 def test_the_demo_predicts_each_way_for_the_devices_that_it_runs_on():
-    assert all(way.setting.devices == way.devices and way.setting.chunks(ways.ROWS * ways.CHUNKS) >= 1
+    assert all(way.knobs.devices == way.devices and way.knobs.chunks(ways.ROWS * ways.CHUNKS) >= 1
                for way in (*WAYS, DATA))
     assert summary('plan')
 

@@ -83,9 +83,9 @@ def test_activations_are_those_that_live_in_the_simulator(stages, chunks, recomp
     plan = schedule(stages, chunks)
     plan = plan if recompute == 'never' else with_recompute(plan, 'always')
     timeline = simulate(plan, Costs(stash=5, input=3))
-    setting = Knobs(stages=stages, schedule='gpipe' if schedule is gpipe else '1f1b')
+    knobs = Knobs(stages=stages, schedule='gpipe' if schedule is gpipe else '1f1b')
     for index, stage in enumerate(model.stages(stages)):
-        predicted = activations(stage, 1, way_pipeline.in_flight(setting, chunks, index), recompute)
+        predicted = activations(stage, 1, way_pipeline.in_flight(knobs, chunks, index), recompute)
         # where a stash comes back, its input is counted beside it
         assert predicted == timeline.peak(index) + (3 if recompute == 'stages' else 0)
 
@@ -100,8 +100,8 @@ costs = st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(0, 3).map(la
 def in_time(stages, chunks, seconds, recompute, schedule, batch=None):
     """A step of equal stages, whose messages take so many seconds."""
     cluster = replace(BARE, latency=seconds, between=1e30, devices=stages)
-    setting = Knobs(stages=stages, recompute=recompute, schedule=schedule)
-    return way_pipeline.predict('', Task(equal_layers(stages), cluster, chunks), setting).step
+    knobs = Knobs(stages=stages, recompute=recompute, schedule=schedule)
+    return way_pipeline.predict('', Task(equal_layers(stages), cluster, chunks), knobs).step
 
 
 @given(costs, st.integers(1, 12))
@@ -225,10 +225,10 @@ def test_zero_sends_2_or_3_times_the_parameters(ranks, stage, chunks):
 @given(tasks, st.integers(0, 2).map(lambda k: 2**k), st.sampled_from(('never', 'layers')))
 def test_offload_is_as_slow_as_its_slowest_link(task, rows, recompute):
     replicas = min(task.cluster.devices, task.batch)
-    setting = Knobs(replicas=replicas, rows=rows, recompute=recompute, zero=3, offload=True)
-    one, P = way_zero.predict('', task, setting), task.model.parameters
-    kept = way_zero.predict('', task, replace(setting, offload=False))
-    chunks, w, g = setting.chunks(task.batch), task.precision.weight, task.precision.gradient
+    knobs = Knobs(replicas=replicas, rows=rows, recompute=recompute, zero=3, offload=True)
+    one, P = way_zero.predict('', task, knobs), task.model.parameters
+    kept = way_zero.predict('', task, replace(knobs, offload=False))
+    chunks, w, g = knobs.chunks(task.batch), task.precision.weight, task.precision.gradient
     computes = kept.parts['compute'] + kept.parts['recompute']
     host = chunks * (2 * w + g) * P / replicas / task.cluster.host_bandwidth
     network = chunks * (2 * task.cluster.reduce_scatter(w * P, replicas) + task.cluster.reduce_scatter(g * P, replicas))
@@ -248,8 +248,8 @@ def test_the_winner_fits_if_any_way_does_and_is_the_fastest(task):
     for one in ranked:
         assert one.fits == (one.memory_bytes <= task.cluster.memory and not one.beyond)
         assert min(one.parts.values()) >= -1e-9 * one.step and one.why
-        assert one.setting.devices <= task.cluster.devices and 0 < one.busy < 1 + 1e-9
-        assert one.setting.chunks(task.batch) * one.setting.rows * one.setting.replicas >= task.batch
+        assert one.knobs.devices <= task.cluster.devices and 0 < one.busy < 1 + 1e-9
+        assert one.knobs.chunks(task.batch) * one.knobs.rows * one.knobs.replicas >= task.batch
 
 
 @settings(max_examples=25, deadline=None)
@@ -278,11 +278,11 @@ def test_on_one_device_all_ways_are_plain_training(task, rows, recompute):
     task = replace(task, cluster=replace(task.cluster, devices=1))
     plain = way_pipeline.predict('', task, Knobs(rows=rows, recompute=recompute))
     for way, (_, predict) in WAYS.items():
-        found = best(way, task).setting
-        setting = replace(found, rows=rows, recompute=recompute)
-        one = predict(way, task, setting)
+        found = best(way, task).knobs
+        knobs = replace(found, rows=rows, recompute=recompute)
+        one = predict(way, task, knobs)
         if way != 'offload':
-            assert setting.devices == 1 and one.step == pytest.approx(plain.step), way
+            assert knobs.devices == 1 and one.step == pytest.approx(plain.step), way
             assert one.memory_bytes == pytest.approx(plain.memory_bytes) or way == 'GPipe', way
 
 
@@ -334,12 +334,26 @@ def test_no_way_is_another_one_under_a_second_name(devices, name):
     assert devices > 1 or ways == ['plain, one device', 'offload']
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(sorted(MODELS)), st.integers(2, 16), st.sampled_from((1, 2, 5, 8)), st.sampled_from((1, 3, 64)),
+       st.sampled_from((1e7, 1e10)))
+def test_on_several_devices_every_way_differs_from_every_other(name, devices, per_server, batch, between):
+    ranked = fastest_first(Task(MODELS[name], Cluster(devices=devices, per_server=per_server, between=between,
+                                                      memory=1e12), batch))
+    for one in ranked:
+        sizes = sorted((one.knobs.tensor, one.knobs.stages, one.knobs.replicas))
+        assert ' x ' not in one.name or sizes[1] >= 2, one
+        assert one.name in ('plain, one device', 'offload') or sizes[2] >= 2, one
+    alike = [(*sorted(vars(one.knobs).items()),) for one in ranked]
+    assert len(set(alike)) == len(alike)
+
+
 @settings(max_examples=25, deadline=None)
 @given(tasks)
 def test_what_recompute_is_for_is_said_exactly_where_it_saves_the_fit(task):
     for one in fastest_first(task):
         _, predict = WAYS[one.name]
-        fits = predict(one.name, task, replace(one.setting, recompute='never')).fits
+        fits = predict(one.name, task, replace(one.knobs, recompute='never')).fits
         assert ('without recompute' in one.why) == (one.fits and not fits)
 
 

@@ -91,6 +91,13 @@ def test_everything_imported_is_a_declared_dependency(folder):
     assert {name: file for name, file in third_party_imports(folder).items() if name not in known} == {}
 
 
+def test_no_line_of_the_kit_is_longer_than_120_columns():
+    quotes = ROOT / 'lib/fewgpu/workshop/claims.py'   # a claim of the lectures is a line, where it has no break
+    long = [f'{path.relative_to(ROOT)}:{number}' for path in (ROOT / 'lib').rglob('*.py') if path != quotes
+            for number, line in enumerate(path.read_text(encoding='utf-8').splitlines(), 1) if len(line) > 120]
+    assert long == []
+
+
 def test_workshop_is_standard_library_only_and_an_old_python_can_read_it():
     tree = ast.parse((ROOT / 'workshop.py').read_text(), feature_version=(3, 6))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

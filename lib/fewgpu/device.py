@@ -61,6 +61,7 @@ class Device:
         self.index = index if self.is_virtual else (self.torch.index or 0)
         self.name = f"{'CPU' if self.is_virtual else 'GPU'} {self.index}"
         self.memory_limit, self.link, self.pace = memory_limit, link, pace
+        self.computed = 0.0   #: seconds, stretched by the pace, for which it has computed so far (see `paced`)
         self.ledger: Ledger | None = None
         self._worker: _Worker | None = None
         if memory_limit is not None:
@@ -107,15 +108,18 @@ class Device:
         """What is computed inside takes its time divided by the pace; this thread sleeps the rest.
 
         Counted is the time that the thread computes, so that devices which outnumber the cores, and
-        share them, still take the time that they would take alone.
+        share them, still take the time that they would take alone. `computed` adds it up; on a GPU
+        it is the time in which the thread enqueues kernels.
         """
-        if self.pace is None or not works:
+        if not works:
             yield
             return
-        start, computed = time.perf_counter(), time.thread_time()
+        start, before = time.perf_counter(), time.thread_time()
         yield
-        computed = time.thread_time() - computed
-        time.sleep(max(0.0, start + computed / self.pace - time.perf_counter()))
+        seconds = (time.thread_time() - before) / (self.pace or 1.0)
+        self.computed += seconds
+        if self.pace is not None:
+            time.sleep(max(0.0, start + seconds - time.perf_counter()))
 
     def now(self) -> Any:
         """A time stamp: seconds, or on a GPU an event among its kernels (see fewgpu.trace)."""

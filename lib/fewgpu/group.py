@@ -74,8 +74,8 @@ def is_distributed(devices: Sequence[Any] | None = None) -> bool:
 class Group:
     """The ranks of a process group of torch.distributed (all ranks by default).
 
-    Raises RuntimeError without ranks. `rank` and `size` are this rank's place and the number of ranks, `bytes_sent` counts what this
-    rank has sent. `time_limit` bounds every wait for a peer (seconds).
+    Raises RuntimeError without ranks. `rank` and `size` are this rank's place and the number of ranks, `bytes_sent`
+    counts what this rank has sent. `time_limit` bounds every wait for a peer (seconds).
 
     Collectives of several threads must not share a group: messages have an order, not names.
     """

@@ -175,8 +175,8 @@ def verify_layout(layout: Schedule, ranks: int | None, *, replicas: bool, update
     """Raises ValueError if a pipeline cannot train by this schedule: on so many ranks (None: threads), beside
     replicas, with an optimizer or without, and by a loss that is a mean or a sum."""
     if layout.update_every and not is_mean and any(len(devices) > 1 for devices in layout.devices_of.values()):
-        raise ValueError(f'{layout.name} with replicas of stages updates by the mean of a round of micro-batches, which '
-                         f'halves, say, a loss that is a sum: give a loss that is a mean')
+        raise ValueError(f'{layout.name} with replicas of stages updates by the mean of a round of micro-batches, '
+                         f'which halves, say, a loss that is a sum: give a loss that is a mean')
     if layout.update_every and (replicas or not updates):
         raise ValueError(f'{layout.name} updates the weights within a step: '
                          + ('replicas need a schedule that flushes, as 1f1b' if replicas else

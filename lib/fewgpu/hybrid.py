@@ -106,8 +106,8 @@ class Grid(NamedTuple):
                              f"parts, as '2x2x2', and not {strategy!r}")
         grid = cls(*map(int, factors))
         if math.prod(grid) != ranks:
-            raise ValueError(f'{strategy} is a grid of {math.prod(grid)} ranks, and there are {ranks}: start as many, or '
-                             f'choose factors whose product is {ranks}')
+            raise ValueError(f'{strategy} is a grid of {math.prod(grid)} ranks, and there are {ranks}: start as many, '
+                             f'or choose factors whose product is {ranks}')
         return grid
 
     def rank(self, replica: int, stage: int, part: int) -> int:

@@ -24,8 +24,8 @@ def named_state(named: Named, optimizers: Iterable[torch.optim.Optimizer]) -> di
             options = {key: value for key, value in group.items() if key != 'params'}
             for parameter in group['params']:
                 if parameter not in names:
-                    raise ValueError(f'the optimizer trains a parameter of shape {tuple(parameter.shape)} that is not in '
-                                     f'the model: pass the model that it was made for')
+                    raise ValueError(f'the optimizer trains a parameter of shape {tuple(parameter.shape)} that is not '
+                                     f'in the model: pass the model that it was made for')
                 found['options'][names[parameter]] = options
                 if parameter in optimizer.state:
                     found['state'][names[parameter]] = dict(optimizer.state[parameter])

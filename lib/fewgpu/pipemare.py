@@ -136,7 +136,8 @@ class PipeMare:
         deltas = deltas if self.corrects else {}
         for number, parameter in enumerate(self._parameters()):
             if number in deltas and deltas[number].shape != parameter.shape:
-                raise ValueError(f"parameter {number} is of shape {tuple(parameter.shape)}, and the 'delta' that was saved "
+                raise ValueError(f"parameter {number} is of shape {tuple(parameter.shape)}, and the 'delta' that was "
+                                 f"saved "
                                  f'for it of {tuple(deltas[number].shape)}: load what was saved of the same model')
         self.optimizer.load_state_dict(
             {**saved, 'state': {number: values for number, values in state.items() if values}})

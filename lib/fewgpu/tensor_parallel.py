@@ -98,8 +98,9 @@ class Cut(NamedTuple):
         Raises ValueError if it cannot be shared out evenly.
         """
         if whole.shape[self.dim] % (group.size * self.sections):
-            raise ValueError(f'{whole.shape[self.dim] // self.sections} cannot be shared out to {group.size} ranks evenly '
-                             f'(of a parameter of shape {tuple(whole.shape)}): choose a number of ranks that divides it')
+            raise ValueError(f'{whole.shape[self.dim] // self.sections} cannot be shared out to {group.size} ranks '
+                             f'evenly (of a parameter of shape {tuple(whole.shape)}): choose a number of ranks that '
+                             f'divides it')
         parts = [section.chunk(group.size, self.dim)[group.rank]
                  for section in whole.detach().chunk(self.sections, self.dim)]
         return nn.Parameter(torch.cat(parts, self.dim).contiguous(), requires_grad=whole.requires_grad)

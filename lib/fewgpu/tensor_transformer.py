@@ -83,7 +83,8 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         probabilities, mine, own, counted = ctx.saved_tensors
-        hit = torch.zeros_like(probabilities).scatter_(-1, own.unsqueeze(-1), mine.unsqueeze(-1).to(probabilities.dtype))
+        ones = mine.unsqueeze(-1).to(probabilities.dtype)
+        hit = torch.zeros_like(probabilities).scatter_(-1, own.unsqueeze(-1), ones)
         return (probabilities - hit) * (gradient * counted).unsqueeze(-1), None, None, None
 
 

@@ -40,7 +40,8 @@ def training_state(model: Any, optimizer: torch.optim.Optimizer | None = None, *
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {'model': weights if keeps else {}, 'optimizer': remembered if keeps else {},
             'random': {'cpu': torch.get_rng_state(), 'gpus': gpus},
-            'more': {name: value.state_dict() if hasattr(value, 'state_dict') else value for name, value in more.items()}}
+            'more': {name: value.state_dict() if hasattr(value, 'state_dict') else value
+                     for name, value in more.items()}}
 
 
 def load_training_state(saved: 'Saved', model: Any, optimizer: torch.optim.Optimizer | None = None,

@@ -20,7 +20,8 @@ def build(arch: str, *, in_channels: int = 1, classes: int = 10) -> nn.Sequentia
     """Build a network by its name: N x in_channels x 28 x 28 -> N x classes (logits).
 
     ``arch`` is one of ARCHITECTURES, or 'resnet' and any depth that ``resnet`` knows ('resnet56'), or
-    'unet', which classifies pixels: N x classes x 28 x 28. Raises ValueError for other names, and for a depth that does not exist.
+    'unet', which classifies pixels: N x classes x 28 x 28. Raises ValueError for other names, and for a depth that does
+    not exist.
     """
     if arch == 'vgg16':
         return vgg16(in_channels=in_channels, classes=classes)
@@ -28,4 +29,5 @@ def build(arch: str, *, in_channels: int = 1, classes: int = 10) -> nn.Sequentia
         return resnet(int(match[1]), in_channels=in_channels, classes=classes)
     if arch == 'unet':
         return unet(depth=2, in_channels=in_channels, classes=classes)   # 28 can be halved twice
-    raise ValueError(f"unknown arch {arch!r}; take one of {', '.join(ARCHITECTURES)}, or resnet of another depth, or unet")
+    raise ValueError(f"unknown arch {arch!r}; take one of {', '.join(ARCHITECTURES)}, or resnet of another depth, or "
+                     f"unet")

@@ -29,9 +29,9 @@ def own(module: nn.Sequential, sample: Any, *, name: str = 'yours', batch: int =
 
     FLOPs are torch's (matrix products and convolutions; other layers count none); bytes are those that a
     forward really returns and leaves behind for its backward, divided by those of a parameter's number.
-    Frozen parameters count as if they were trained, and `about` says so. Neither the module nor the sample is changed. Raises TypeError if the module is not an nn.Sequential, or
-    the sample has no tensor, ValueError if there are no layers or no rows, or if layers share weights, and
-    whatever a layer raises.
+    Frozen parameters count as if they were trained, and `about` says so. Neither the module nor the sample is changed.
+    Raises TypeError if the module is not an nn.Sequential, or the sample has no tensor, ValueError if there are no
+    layers or no rows, or if layers share weights, and whatever a layer raises.
     """
     rows = _rows(sample)
     verify_module(module)

@@ -41,15 +41,15 @@ def stage_counts(task: Task, room: int) -> list[int]:
     return sorted({*every, *powers(most), *threes, *divisors})
 
 
-def _rows(task: Task, setting: Knobs, kinds: tuple[str, ...]) -> Iterator[Knobs]:
-    """The setting with every size of micro-batches and every recompute."""
-    most = -(-task.batch // setting.replicas)
-    if setting.schedule == '2bw':   # updates after at least as many micro-batches as there are stages
-        most //= setting.stages
+def _rows(task: Task, knobs: Knobs, kinds: tuple[str, ...]) -> Iterator[Knobs]:
+    """The knobs with every size of micro-batches and every recompute."""
+    most = -(-task.batch // knobs.replicas)
+    if knobs.schedule == '2bw':   # updates after at least as many micro-batches as there are stages
+        most //= knobs.stages
     for recompute in kinds if most else ():
         for rows in powers(min(most, MOST_ROWS)):
-            one = replace(setting, rows=rows, recompute=recompute)
-            if setting.schedule != '2bw' or one.chunks(task.batch) >= setting.stages:
+            one = replace(knobs, rows=rows, recompute=recompute)
+            if knobs.schedule != '2bw' or one.chunks(task.batch) >= knobs.stages:
                 yield one
 
 
@@ -62,9 +62,10 @@ def _plain(task: Task) -> Iterator[Knobs]:
     yield from _rows(task, Knobs(), ('never', 'layers'))
 
 
-def _data(task: Task, **knobs: int | bool) -> Iterator[Knobs]:
-    for replicas in replica_counts(_replicas(task)):
-        yield from _rows(task, Knobs(replicas=replicas, **knobs), ('never', 'layers'))
+def _data(task: Task, **fixed: int | bool) -> Iterator[Knobs]:
+    counts = replica_counts(_replicas(task))
+    for replicas in counts if fixed.get('offload') else counts[1:] or [1]:
+        yield from _rows(task, Knobs(replicas=replicas, **fixed), ('never', 'layers'))
 
 
 def _pipeline(task: Task, schedule: str) -> Iterator[Knobs]:
@@ -73,17 +74,21 @@ def _pipeline(task: Task, schedule: str) -> Iterator[Knobs]:
         yield from _rows(task, Knobs(stages=stages, schedule=schedule), kinds)
 
 
-def _grid(task: Task, schedule: str, tensors: list[int], least: int = 2) -> Iterator[Knobs]:
-    """Tensor ranks x stages x replicas, with at least so many stages and replicas where there are devices
-    for it."""
+def _grid(task: Task, schedule: str, tensors: list[int]) -> Iterator[Knobs]:
+    """Tensor ranks x stages x replicas, of two kinds more than one each, where there are devices for it."""
     for tensor in tensors:
         room = max(1, task.cluster.devices // tensor)
         for stages in stage_counts(task, room):
             kinds = ('never', 'layers', 'stages') if stages > 1 else ('never', 'layers')
             for replicas in replica_counts(_replicas(task, tensor * stages)):
-                if min(stages, replicas) >= least or room < least**2:
-                    grid = Knobs(replicas=replicas, stages=stages, tensor=tensor, schedule=schedule)
+                grid = Knobs(replicas=replicas, stages=stages, tensor=tensor, schedule=schedule)
+                if _dimensions(grid) >= 2 or task.cluster.devices < 4:
                     yield from _rows(task, grid, kinds)
+
+
+def _dimensions(knobs: Knobs) -> int:
+    """Of tensor ranks, stages and replicas: of how many kinds there is more than one."""
+    return sum(count > 1 for count in (knobs.tensor, knobs.stages, knobs.replicas))
 
 
 def _tensor(task: Task, least: int) -> list[int]:
@@ -100,7 +105,7 @@ def _tensor_alone(task: Task) -> Iterator[Knobs]:
 
 
 def _all_three(task: Task) -> Iterator[Knobs]:
-    yield from _grid(task, '1f1b', _tensor(task, 2), least=1)
+    yield from _grid(task, '1f1b', _tensor(task, 2))
 
 
 #: Every way: its knobs, and who predicts it. Of ways that are equally fast the first is preferred.
@@ -129,49 +134,50 @@ def best(way: str, task: Task) -> Prediction:
     """
     if way not in WAYS:
         raise ValueError(f"there is no way {way!r}; choose from {', '.join(WAYS)}")
-    knobs, predict = WAYS[way]
-    found = [predict(way, task, setting) for setting in knobs(task)]
+    tries, predict = WAYS[way]
+    found = [predict(way, task, knobs) for knobs in tries(task)]
     if not found:
-        raise ValueError(f'{way} needs more samples than stages and replicas: take a batch above {task.batch}')
+        raise ValueError(f'{way} needs more samples ({task.batch}) or devices ({task.cluster.devices}): two each of '
+                         'two kinds of devices, and a sample for each replica and each stage')
     return _best(found)
 
 
 def _best(found: list[Prediction]) -> Prediction:
     fitting = [one for one in found if one.fits]
     if fitting:
-        return min(fitting, key=lambda one: (one.step, one.setting.devices, one.memory_bytes))
+        return min(fitting, key=lambda one: (one.step, one.knobs.devices, one.memory_bytes))
     return min(found, key=lambda one: (one.beyond, one.memory_bytes, one.step))
 
 
 def _with_most_devices(one: Prediction) -> Prediction:
     """The same way, made to use as many devices as it can: why more are no help."""
-    knobs, predict = WAYS[one.name]
-    settings = list(knobs(one.task))
-    most = max(setting.devices for setting in settings)
-    return _best([predict(one.name, one.task, setting) for setting in settings if setting.devices == most])
+    tries, predict = WAYS[one.name]
+    all_ = list(tries(one.task))
+    most = max(knobs.devices for knobs in all_)
+    return _best([predict(one.name, one.task, knobs) for knobs in all_ if knobs.devices == most])
 
 
 def _without_recompute(one: Prediction) -> Prediction:
     """The same knobs, but nothing is run again."""
-    return WAYS[one.name][1](one.name, one.task, replace(one.setting, recompute='never'))
+    return WAYS[one.name][1](one.name, one.task, replace(one.knobs, recompute='never'))
 
 
 def ways_for(task: Task) -> list[str]:
     """Those that the task can take, and that are not another way under a second name.
 
     Layers are split among tensor ranks by their heads, and each replica, and each stage under 2BW, needs a
-    sample. On one device all but offload are plain training; a hybrid takes two of each of its kinds.
+    sample. With one of each kind all but offload are plain training; a hybrid has two or more of two kinds.
     """
-    return [way for way, (knobs, _) in WAYS.items()
-            if task.cluster.devices >= _least(way) and any(True for _ in knobs(task))
-            and (not way.startswith('tensor') or _tensor(task, 2)[-1] > 1)]
+    return [way for way, (tries, _) in WAYS.items() if any(
+        _dimensions(knobs) >= _least(way) and (knobs.tensor > 1 or not way.startswith('tensor'))
+        for knobs in tries(task))]
 
 
 def _least(way: str) -> int:
-    """The devices without which a way is another one."""
+    """Kinds of devices (see `_dimensions`) without which a way is another one."""
     if way in ('plain, one device', 'offload'):
-        return 1
-    return 4 if ' x ' in way else 2
+        return 0
+    return 2 if ' x ' in way else 1
 
 
 def fastest_first(task: Task, *, stale: bool = True) -> list[Prediction]:
@@ -179,9 +185,14 @@ def fastest_first(task: Task, *, stale: bool = True) -> list[Prediction]:
 
     `stale`: also ways whose updates use gradients of older weights (2BW).
     """
+    return [replace(one, why=why(one, _with_most_devices(one), _without_recompute(one)))
+            for one in unexplained(task, stale=stale)]
+
+
+def unexplained(task: Task, *, stale: bool = True) -> list[Prediction]:
+    """`fastest_first`, but without the sentences, which take as long again."""
     names = [way for way in ways_for(task) if stale or not way.startswith('2BW')]
-    ranked = sorted((best(way, task) for way in names), key=_order)
-    return [replace(one, why=why(one, _with_most_devices(one), _without_recompute(one))) for one in ranked]
+    return sorted((best(way, task) for way in names), key=_order)
 
 
 def _order(one: Prediction) -> tuple[bool, float]:

@@ -10,7 +10,7 @@ from fewgpu.planner.way_memory import activations, states
 from fewgpu.planner.ways import Prediction, Knobs, Task, Times, times
 
 
-def predict(name: str, task: Task, setting: Knobs) -> Prediction:
+def predict(name: str, task: Task, knobs: Knobs) -> Prediction:
     """A step of pipelines side by side.
 
     With m micro-batches and stages that take f + b each, 1F1B and GPipe take (m + p - 1)(f + b), and for
@@ -21,16 +21,16 @@ def predict(name: str, task: Task, setting: Knobs) -> Prediction:
 
     Raises ValueError for more stages than layers.
     """
-    stages = task.model.stages(setting.stages, setting.tensor)
-    seconds = {stage: times(task, setting, stage) for stage in set(stages)}   # most are alike
+    stages = task.model.stages(knobs.stages, knobs.tensor)
+    seconds = {stage: times(task, knobs, stage) for stage in set(stages)}   # most are alike
     every = [seconds[stage] for stage in stages]
-    chunks = setting.chunks(task.batch)
+    chunks = knobs.chunks(task.batch)
     slowest = max(every, key=lambda one: one.slot)
     slot, again, link = map(fmean, zip(*((one.slot, one.again, one.link) for one in every)))
     others = sum(one.forward + one.backward for one in every) - slowest.forward - slowest.backward
-    if setting.schedule == '2bw':
+    if knobs.schedule == '2bw':
         bubble = 0.0
-    elif setting.schedule == 'one at a time':
+    elif knobs.schedule == 'one at a time':
         bubble = chunks * (sum(one.slot for one in every) - slowest.slot)
     else:
         bubble = others
@@ -40,12 +40,12 @@ def predict(name: str, task: Task, setting: Knobs) -> Prediction:
         'uneven stages': chunks * (slowest.slot - slot),
         'bubble': bubble,
         'tensor link': chunks * link,
-        'stage link': waits_for_messages(task, setting, stages, slowest),
-        'data link': _waits_for_gradients(task, setting, stages, every, chunks * slowest.slot)}
-    return Prediction(name, setting, task, parts, _memory(task, setting, stages))
+        'stage link': waits_for_messages(task, knobs, stages, slowest),
+        'data link': _waits_for_gradients(task, knobs, stages, every, chunks * slowest.slot)}
+    return Prediction(name, knobs, task, parts, _memory(task, knobs, stages))
 
 
-def waits_for_messages(task: Task, setting: Knobs, stages: tuple[StageSums, ...], slowest: Times) -> float:
+def waits_for_messages(task: Task, knobs: Knobs, stages: tuple[StageSums, ...], slowest: Times) -> float:
     """Seconds that the largest message between stages, which takes c, adds to a step of m micro-batches.
 
     GPipe: 2(p-1) c, and a phase whose messages take longer than its computation runs at their pace.
@@ -54,46 +54,46 @@ def waits_for_messages(task: Task, setting: Knobs, stages: tuple[StageSums, ...]
     them wait for a round trip. And m messages take m c to leave, if that is longer than the computation.
     2BW: 2(p-1) c m/p, the same without the ends. One at a time: 2(p-1) c each.
     """
-    p, m = setting.stages, setting.chunks(task.batch)
+    p, m = knobs.stages, knobs.chunks(task.batch)
     if p == 1:
         return 0.0
-    size = setting.rows * max(stage.crossing for stage in stages) * task.precision.number / setting.tensor
-    c = task.cluster.send(size, p, setting.tensor * setting.replicas)
+    size = knobs.rows * max(stage.crossing for stage in stages) * task.precision.number / knobs.tensor
+    c = task.cluster.send(size, p, knobs.tensor * knobs.replicas)
     trips = 2 * (p - 1)
-    if setting.schedule == 'one at a time':
+    if knobs.schedule == 'one at a time':
         return trips * m * c
-    if setting.schedule == 'gpipe':
+    if knobs.schedule == 'gpipe':
         backward = slowest.backward + slowest.again
         return trips * c + (m - 1) * (max(c - slowest.forward, 0.0) + max(c - backward, 0.0))
-    if setting.schedule == '2bw':
+    if knobs.schedule == '2bw':
         return trips * c * m / p
     trips_wait = 2 * c * (p + m - 2 - -(-(m - 1) // p))
     queue_waits = (m + 2 * p - 3) * c - (m - 1) * slowest.slot
     return max(trips_wait, queue_waits)
 
 
-def _waits_for_gradients(task: Task, setting: Knobs, stages: tuple[StageSums, ...], every: list[Times],
+def _waits_for_gradients(task: Task, knobs: Knobs, stages: tuple[StageSums, ...], every: list[Times],
                          step: float) -> float:
-    if setting.replicas == 1:
+    if knobs.replicas == 1:
         return 0.0
     parameters, hides = max((stage.parameters, one.backward + one.again) for stage, one in zip(stages, every))
-    seconds = task.cluster.all_reduce(task.precision.gradient * parameters, setting.replicas, setting.tensor)
-    return max(0.0, seconds - (step if setting.schedule == '2bw' else hides))
+    seconds = task.cluster.all_reduce(task.precision.gradient * parameters, knobs.replicas, knobs.tensor)
+    return max(0.0, seconds - (step if knobs.schedule == '2bw' else hides))
 
 
-def in_flight(setting: Knobs, chunks: int, stage: int) -> int:
+def in_flight(knobs: Knobs, chunks: int, stage: int) -> int:
     """How many micro-batches a stage has under way at most: m in GPipe, p - s in 1F1B and 2BW."""
-    if setting.schedule == 'one at a time':
+    if knobs.schedule == 'one at a time':
         return 1
-    return chunks if setting.schedule == 'gpipe' else min(chunks, setting.stages - stage)
+    return chunks if knobs.schedule == 'gpipe' else min(chunks, knobs.stages - stage)
 
 
-def _memory(task: Task, setting: Knobs, stages: tuple[StageSums, ...]) -> dict[str, float]:
+def _memory(task: Task, knobs: Knobs, stages: tuple[StageSums, ...]) -> dict[str, float]:
     """Of the fullest stage."""
-    chunks, precision = setting.chunks(task.batch), task.precision
-    extra = precision.weight if setting.schedule == '2bw' and setting.stages > 1 else 0   # a second version
-    kept = [precision.number * activations(stage, setting.rows, in_flight(setting, chunks, index),
-                                           setting.recompute) for index, stage in enumerate(stages)]
+    chunks, precision = knobs.chunks(task.batch), task.precision
+    extra = precision.weight if knobs.schedule == '2bw' and knobs.stages > 1 else 0   # a second version
+    kept = [precision.number * activations(stage, knobs.rows, in_flight(knobs, chunks, index),
+                                           knobs.recompute) for index, stage in enumerate(stages)]
     fullest = max(range(len(stages)),
                   key=lambda index: (precision.state + extra) * stages[index].parameters + kept[index])
     found = states(stages[fullest].parameters, precision)

@@ -33,9 +33,9 @@ def why(one: Prediction, fuller: Prediction, keeping: Prediction) -> str:
 
 
 def _waits(one: Prediction, fuller: Prediction) -> str:
-    if one.setting.schedule == 'one at a time' and one.setting.stages > 1:
-        return f'one of {one.setting.stages} devices works at a time, and the others wait for it'
-    used = one.setting.devices / one.task.cluster.devices
+    if one.knobs.schedule == 'one at a time' and one.knobs.stages > 1:
+        return f'one of {one.knobs.stages} devices works at a time, and the others wait for it'
+    used = one.knobs.devices / one.task.cluster.devices
     most = _greatest_loss(one)
     lost = used * one.parts[most] / one.step if most else 0.0
     if 1.0 - used > max(lost, 0.005):
@@ -60,18 +60,18 @@ def _loses(one: Prediction, part: str) -> str:
 
 def _unused(one: Prediction, fuller: Prediction) -> str:
     """Why devices have nothing to do."""
-    there, used, setting = one.task.cluster.devices, one.setting.devices, one.setting
+    there, used, knobs = one.task.cluster.devices, one.knobs.devices, one.knobs
     said = f'{there - used} of {there} devices have nothing to do'
-    if fuller.setting.devices > used:
+    if fuller.knobs.devices > used:
         part = _greatest_loss(fuller)
-        return f'{said}; on {fuller.setting.devices}, {_loses(fuller, part)}' if part else said
-    if setting.devices == 1:
+        return f'{said}; on {fuller.knobs.devices}, {_loses(fuller, part)}' if part else said
+    if knobs.devices == 1:
         return f'{said}: it takes one'
-    if setting.replicas == one.task.batch:
-        return f'{said}: there are {setting.replicas} samples to share out'
-    if setting.stages == len(one.task.model.layers):
-        return f'{said}: there are {setting.stages} layers to cut between'
-    if setting.devices == setting.tensor:
+    if knobs.replicas == one.task.batch:
+        return f'{said}: there are {knobs.replicas} samples to share out'
+    if knobs.stages == len(one.task.model.layers):
+        return f'{said}: there are {knobs.stages} layers to cut between'
+    if knobs.devices == knobs.tensor:
         return f'{said}: tensor ranks share heads and a server'
     return f'{said}: they make no whole pipeline'
 
@@ -88,13 +88,13 @@ def _does_not_fit(one: Prediction) -> str:
 
 def _link(one: Prediction, part: str) -> str:
     """Which link it is, and how fast."""
-    cluster, setting = one.task.cluster, one.setting
+    cluster, knobs = one.task.cluster, one.knobs
     if part == 'host link':
         return f' ({amount(cluster.host_bandwidth)}/s)'
     if part == 'disk':
         return f' ({amount(cluster.disk_bandwidth)}/s a device)'
-    spans = {'tensor link': setting.tensor, 'stage link': setting.devices,
-             'data link': setting.tensor * setting.replicas}.get(part)
+    spans = {'tensor link': knobs.tensor, 'stage link': knobs.devices,
+             'data link': knobs.tensor * knobs.replicas}.get(part)
     if spans is None:
         return ''
     if spans <= cluster.per_server:

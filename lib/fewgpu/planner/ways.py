@@ -1,4 +1,4 @@
-"""The terms in which every way to train is predicted: a task, a setting of its knobs, and what comes out."""
+"""The terms in which every way to train is predicted: a task, its knobs, and what comes out."""
 
 from dataclasses import dataclass, field
 
@@ -28,7 +28,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Knobs:
-    """The knobs. Devices are numbered tensor rank first, then replica, then stage, as Megatron does.
+    """How one way is set. Devices are numbered tensor rank first, then replica, then stage, as Megatron does.
 
     schedule: '1f1b', 'gpipe', '2bw', or 'one at a time' (naive model parallelism).
     """
@@ -56,7 +56,7 @@ class Prediction:
     """What a way would do: seconds of a step, which `parts` add up to, and bytes on the fullest device."""
 
     name: str
-    setting: Knobs
+    knobs: Knobs
     task: Task
     parts: dict[str, float]             #: seconds of a step, by what a device does or waits for
     memory: dict[str, float]            #: bytes, by what fills the fullest device
@@ -84,7 +84,7 @@ class Prediction:
     @property
     def busy(self) -> float:
         """The share of all devices' time, the unused ones' too, that goes into forwards and backwards."""
-        used = self.setting.devices / self.task.cluster.devices
+        used = self.knobs.devices / self.task.cluster.devices
         return used * self.parts['compute'] / self.step
 
 
@@ -103,17 +103,17 @@ class Times:
         return self.forward + self.backward + self.again
 
 
-def times(task: Task, setting: Knobs, stage: StageSums) -> Times:
+def times(task: Task, knobs: Knobs, stage: StageSums) -> Times:
     """What a micro-batch takes on a stage, each pass with its tensor-parallel all-reduces inside."""
     overhead = task.cluster.overhead
-    per_flop = setting.rows / task.rate
-    again = stage.again if setting.recompute == 'layers' else stage.forward
-    repeats = stage.repeated if setting.recompute == 'layers' else stage.layers
+    per_flop = knobs.rows / task.rate
+    again = stage.again if knobs.recompute == 'layers' else stage.forward
+    repeats = stage.repeated if knobs.recompute == 'layers' else stage.layers
     exchange = 0.0
-    if setting.tensor > 1 and stage.reduced:
+    if knobs.tensor > 1 and stage.reduced:
         # two all-reduces a layer and pass, of numbers that cannot be sent before they are there: all exposed
-        exchange = task.cluster.all_reduce(setting.rows * stage.reduced * task.precision.number, setting.tensor)
-    recomputes = setting.recompute != 'never'
+        exchange = task.cluster.all_reduce(knobs.rows * stage.reduced * task.precision.number, knobs.tensor)
+    recomputes = knobs.recompute != 'never'
     return Times(forward=stage.forward * per_flop + stage.layers * overhead + exchange,
                  backward=stage.backward * per_flop + 2 * stage.layers * overhead + exchange,
                  again=(again * per_flop + repeats * overhead + exchange) if recomputes else 0.0,

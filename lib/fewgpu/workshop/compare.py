@@ -19,9 +19,8 @@ from rich.console import Console
 from rich.rule import Rule
 
 from fewgpu.workshop import arguments, machine
-from fewgpu.workshop.compare_files import refuse_unwritable
-from fewgpu.workshop.contestants import (Contestant, Result, Settings, command_line, contestants,
-                                         run)
+from fewgpu.workshop.contestants import Contestant, Result, Settings, command_line, contestants, run
+from fewgpu.workshop.writable import make_writable
 
 KEYS = ('plain', 'plain-all', 'model-parallel', 'gpipe-recompute', 'gpipe', 'torchgpipe')
 FULL = {'batchsize': 256, 'samples': 60_000, 'test_samples': 10_000}
@@ -49,7 +48,8 @@ def compare(
     seed: Annotated[int, typer.Option(help='Of the weights and the order of samples.')] = 0,
     out: Annotated[Path, typer.Option(help='The folder for compare.png and .json.')] = Path('results'),
     only: Annotated[str, typer.Option(help=f'Some contestants: {", ".join(KEYS)}.')] = '',
-    every: Annotated[bool, typer.Option('--all', help='All systems of the lectures instead: PipeDream, ZeRO, ...')] = False,
+    every: Annotated[bool, typer.Option(
+        '--all', help='All systems of the lectures instead: PipeDream, ZeRO, ...')] = False,
 ) -> None:
     """Train ResNet-50 on MNIST plainly and as pipelines, and show them side by side."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)   # ends like Ctrl-C: no one is left
@@ -65,10 +65,10 @@ def compare(
     raise typer.Exit(_side_by_side(console, settings, asked, balance_by, layers, out, wanted))
 
 
-def _side_by_side(console: Console, settings: Settings, asked: dict[str, int | None], balance_by: str, layers: list[int],
-                  out: Path, wanted: Sequence[str]) -> int:
+def _side_by_side(console: Console, settings: Settings, asked: dict[str, int | None], balance_by: str,
+                  layers: list[int], out: Path, wanted: Sequence[str]) -> int:
     """The scripts of the kit, one after the other; the exit code."""
-    refuse_unwritable(out, ('compare.png', 'compare.json'))
+    make_writable('--out', [out / 'compare.png', out / 'compare.json'], [out, out / 'reports'])
     try:
         facts = _introduce(console, settings, asked)
         balance = _choose_balance(console, settings, balance_by, layers)
@@ -183,13 +183,13 @@ def _all(console: Console, settings: Settings, asked: dict[str, int | None], bal
     sizes = {'samples': asked['samples'] or ALL_SAMPLES, 'test_samples': asked['test_samples'] or 256}
     batch = settings.batchsize
     if batch < settings.devices or sizes['samples'] < 4 * batch:
-        raise typer.BadParameter(f'--all measures mini-batches of {batch} rows: give at least {4 * batch} samples, and a '
-                                 f'batch of at least a row a device')
-    refuse_unwritable(out, ('systems.png', 'systems.json'))
+        raise typer.BadParameter(f'--all measures mini-batches of {batch} rows: give at least {4 * batch} samples, '
+                                 'and a batch of at least a row a device')
+    make_writable('--out', [out / 'systems.png', out / 'systems.json'], [out])
     try:
         balance = _choose_balance(console, settings, balance_by, layers)
-        work = settle({'arch': settings.arch, 'batch': batch, 'chunks': settings.num_microbatches, 'seed': settings.seed,
-                       **sizes}, balance)
+        work = settle({'arch': settings.arch, 'batch': batch, 'chunks': settings.num_microbatches,
+                       'seed': settings.seed, **sizes}, balance)
         return 0 if compare_all(console, work, out) else 1
     except KeyboardInterrupt:
         return INTERRUPTED

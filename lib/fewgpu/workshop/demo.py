@@ -1,15 +1,11 @@
 """`./workshop.py demo NAME`: one system of the lectures at a size that runs here, its claim put to the test."""
 
-import errno
 import json
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -19,6 +15,7 @@ from rich.table import Table
 from fewgpu.workshop.claims import TEXTS, Finding
 from fewgpu.workshop.demos import CODES, DEMOS, Show, run, summary
 from fewgpu.workshop.process import run_to_end
+from fewgpu.workshop.writable import make_writable, written
 
 
 def demo(
@@ -33,48 +30,14 @@ def demo(
         raise typer.BadParameter(f'there is no demo {name}; there are {", ".join(DEMOS)}')
     if not name and not every:
         return _list(console)
-    _check_that_there_is_room(out, report, [name] if name else DEMOS)   # now, and not when it has run
+    make_writable('--out', [_picture(out, one) for one in ([name] if name else DEMOS)], [out])   # now, not afterwards
+    if report:
+        make_writable('--report', [report])
     findings = [_one(console, name, out)] if name else _all(console, out)
     if report:
-        with _new(report, '--report') as file:
+        with written(report, '--report') as file:
             file.write(json.dumps([found for part in findings for found in part or ()]).encode())
     raise typer.Exit(any(part is None for part in findings))
-
-
-def _check_that_there_is_room(out: Path, report: Path | None, names: Sequence[str]) -> None:
-    """Raises BadParameter, a sentence, if a picture or the report could not be written. Leaves nothing behind."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable('--out', out, error.strerror) from None
-    for option, path in (*(('--out', _picture(out, name)) for name in names), ('--report', report)):
-        if path is not None:
-            with suppress(_Nothing), _new(path, option):
-                raise _Nothing
-
-
-class _Nothing(Exception):
-    """Nothing shall be written."""
-
-
-@contextmanager
-def _new(path: Path, option: str) -> Iterator[BinaryIO]:
-    """What is written to it takes the place of `path` at the end, and is gone if that is never reached."""
-    part = path.with_name(f'.{path.name}-{os.getpid()}')
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, 'it is a folder')
-        with part.open('wb') as file:
-            yield file
-        os.replace(part, path)
-    except OSError as error:
-        raise _unwritable(option, path, error.strerror) from None
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _unwritable(option: str, path: Path, why: str) -> typer.BadParameter:
-    return typer.BadParameter(f'cannot write to {option} {path} ({why}); name another place')
 
 
 def _picture(out: Path, name: str) -> Path:
@@ -86,8 +49,8 @@ def _list(console: Console) -> None:
     for name in DEMOS:
         table.add_row(f'[bold]{name}[/]', summary(name))
     console.print(table)
-    console.print('\n./workshop.py demo NAME shows one (under a minute) and puts claims of the lectures (C24, say) and of '
-                  'papers (P01) to the test; demo --all shows all of them.', style='dim')
+    console.print('\n./workshop.py demo NAME shows one (under a minute) and puts claims of the lectures (C24, say) '
+                  'and of papers (P01) to the test; demo --all shows all of them.', style='dim')
 
 
 def _one(console: Console, name: str, out: Path) -> list[Finding]:
@@ -96,7 +59,7 @@ def _one(console: Console, name: str, out: Path) -> list[Finding]:
     begun, show = time.perf_counter(), Show(console)
     picture = run(name, show)
     path = _picture(out, name)
-    with _new(path, '--out') as file:
+    with written(path, '--out') as file:
         picture.savefig(file, format='png', dpi=150)
     console.print(f'\nPicture: {path} ({time.perf_counter() - begun:.0f} s)', soft_wrap=True)
     return list(show.claims)

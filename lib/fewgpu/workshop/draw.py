@@ -15,9 +15,12 @@ from fewgpu.simulate import Costs, simulate
 from fewgpu.trace import Timeline
 from fewgpu.workshop.blocks import blocks
 from fewgpu.workshop.facts import facts
+from fewgpu.workshop.writable import make_writable
 
 UNIT = 'units'
 MOST_MEASURED = 16                        # devices
+FILES = ('.svg', '.png', '.html', '.json')
+MEASURED_FILES = ('-measured.svg', '-measured.png', '-measured.html', '-measured.csv')
 MOST, MOST_IN_PICTURE = 200_000, 12_000   # operations: a picture takes a millisecond for each
 
 
@@ -39,6 +42,23 @@ def draw(
     out: Annotated[Path, typer.Option(help='The folder for picture and page.')] = Path('results'),
 ) -> None:
     """Show a pipeline schedule: in virtual time, where forwards and backwards take what you say."""
+    times = forward, backward, update, latency
+    plan = _asked_for(schedule, stages, chunks, v, recompute, times, measure)
+    path, console = out / stem(plan, recompute), Console(highlight=False)
+    make_writable('--out', [Path(f'{path}{end}') for end in (MEASURED_FILES if measure else FILES)], [out])
+    if measure:
+        from fewgpu.workshop.predicted import compare_with_run
+        return compare_with_run(console, plan, recompute, path)
+    _in_virtual_time(console, plan, recompute, times, path)
+
+
+Times = tuple[float, float, float, float]   # of a forward, a backward, an update, a message
+
+
+def _asked_for(schedule: str, stages: int, chunks: int, v: int, recompute: str, times: Times,
+               measure: bool) -> Schedule:
+    """The schedule. Raises BadParameter, a sentence, for flags that do not go together, or that none can have."""
+    forward, backward, update, latency = times
     if not all(0 < time < inf for time in (forward, backward)) or max(update, latency) == inf:
         raise typer.BadParameter('a forward and a backward take more than 0 units, and nothing '
                                  'takes for ever')
@@ -46,20 +66,18 @@ def draw(
         plan = make(schedule, stages, chunks, v=v, recompute=recompute, update=update)
     except ValueError as error:
         raise typer.BadParameter(str(error).partition('\n')[0]) from None
-    if measure and (forward, backward, update, latency) != (1.0, 2.0, 0.0, 0.0):
+    if measure and times != (1.0, 2.0, 0.0, 0.0):
         raise typer.BadParameter('--measure takes the times that it measures: leave --forward, '
                                  '--backward, --update and --latency out')
     if measure and len(plan.rows) > MOST_MEASURED:
         raise typer.BadParameter(f'--measure runs at most {MOST_MEASURED} devices, not '
                                  f'{len(plan.rows)}')
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise typer.BadParameter(f'cannot write to --out {out} ({error.strerror})') from None
-    console = Console(highlight=False)
-    if measure:
-        from fewgpu.workshop.predicted import compare_with_run
-        return compare_with_run(console, plan, recompute, out / stem(plan, recompute))
+    return plan
+
+
+def _in_virtual_time(console: Console, plan: Schedule, recompute: str, times: Times, path: Path) -> None:
+    """Show it, what may be learnt from it, and write its files; `path` without the end of their names."""
+    forward, backward, update, latency = times
     held = plan.stages // len(plan.rows)   # stages share the work of their device
     costs = Costs(F=forward / held, B=backward / held, I=backward / held / 2,
                   W=backward / held / 2, U=update / held, latency=latency,
@@ -71,10 +89,9 @@ def draw(
     for sentence in facts(plan, timeline, costs, plain=plain):
         console.print(sentence, soft_wrap=not console.is_terminal)
     try:
-        write(console, timeline, out / stem(plan, recompute), title(plan, recompute), unit=UNIT,
-              counts='stashes')
+        write(console, timeline, path, title(plan, recompute), unit=UNIT, counts='stashes')
     except OSError as error:
-        raise typer.BadParameter(f'cannot write to --out {out} ({error.strerror})') from None
+        raise typer.BadParameter(f'cannot write to --out {path.parent} ({error.strerror})') from None
 
 
 def make(name: str, stages: int, chunks: int, *, v: int = 2, recompute: str = 'never',

@@ -124,7 +124,8 @@ class Trials:
         try:
             model, optimizer, meter = self._build(args)
             if isinstance(args.balance_by, list) and meter.is_pipeline and list(model.balance) != args.balance_by:
-                raise SystemExit(f'the script was asked for the balance {args.balance_by} and made {list(model.balance)}: '
+                raise SystemExit(f'the script was asked for the balance {args.balance_by} and made '
+                                 f'{list(model.balance)}: '
                                  'let step 3 take the numbers, if args.balance_by has them')
             room = _room(meter.stage_devices, args.memory_limit)
             self._train(model, optimizer, meter, [_samples(1), _samples(args.batchsize)])

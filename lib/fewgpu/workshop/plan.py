@@ -21,6 +21,8 @@ from fewgpu.planner.model import Model
 from fewgpu.planner.search import fastest_first
 from fewgpu.planner.way_memory import PRECISIONS
 from fewgpu.planner.ways import Prediction, Task
+from fewgpu.workshop.plan_flags import without_effect
+from fewgpu.workshop.writable import make_writable, written
 
 MOST_DEVICES = 10**6
 _RATE = 'like 10GB/s (bytes) or 100Gbit/s (bits)'
@@ -49,49 +51,42 @@ def plan(
     out: Annotated[Path, typer.Option(help='The folder for the picture.')] = Path('results'),
 ) -> None:
     """Rank the ways to train a model on a cluster, by predicted samples/sec."""
+    given = {'devices': gpus, 'per_server': per_server, 'efficiency': efficiency,
+             'latency': None if latency is None else latency / 1e6,
+             'flops' if precision == 'mixed' else 'flops32': None if tflops is None else tflops * 1e12}
     try:
-        if precision not in PRECISIONS:
-            raise ValueError(f'--precision is mixed or fp32, not {precision}')
-        given = {'devices': gpus, 'per_server': per_server, 'efficiency': efficiency,
-                 'latency': None if latency is None else latency / 1e6,
-                 'flops' if precision == 'mixed' else 'flops32': None if tflops is None else tflops * 1e12,
-                 **_read(parse_size, memory=memory, host_memory=host_memory),
-                 **_read(parse_rate, between=bandwidth, inside=inside, host_bandwidth=host_bandwidth,
-                         disk_bandwidth=disk_bandwidth)}
+        given |= _read(parse_size, memory=memory, host_memory=host_memory)
+        given |= _read(parse_rate, between=bandwidth, inside=inside, host_bandwidth=host_bandwidth,
+                       disk_bandwidth=disk_bandwidth)
         task = make(model, cluster, batch, precision, given)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    ranked = fastest_first(task, stale=stale)
+    _tell(task, given, cluster, stale, None if as_json else out)
+
+
+def _tell(task: Task, given: dict[str, Any], cluster: str, stale: bool, out: Path | None) -> None:
+    """Rank, print, and draw into `out`; JSON where that is None."""
     console = Console(highlight=False)
-    for sentence in without_effect(task, given):
+    if out is not None:
+        make_writable('--out', [path := picture_of(task, out)], [out])
+    ranked = fastest_first(task, stale=stale)
+    for sentence in without_effect(task, given, cluster, ranked, stale=stale):
         Console(highlight=False, stderr=True).print(sentence, soft_wrap=True)
-    if as_json:
+    if out is None:
         return print(json.dumps([as_dict(one) for one in ranked], indent=1, allow_nan=False))
     show(console, task, ranked, cluster)
     if ranked[0].fits:
-        _draw(console, ranked, out)
+        _draw(console, ranked, path)
 
 
 def _read(parse: Any, **texts: str | None) -> dict[str, float | None]:
     return {name: None if text is None else parse(text) for name, text in texts.items()}
 
 
-def without_effect(task: Task, given: dict[str, Any]) -> list[str]:
-    """Of flags that were given and change nothing: which, and why."""
-    place, said = task.cluster, []
-    if given.get('between') is not None and place.servers == 1:
-        said.append('--bandwidth changes nothing: all devices are in one server.')
-    if given.get('inside') is not None and min(place.devices, place.per_server) == 1:
-        said.append('--inside changes nothing: there is one device a server.')
-    if given.get('per_server') is not None and place.devices == 1:
-        said.append('--per-server changes nothing: there is one device.')
-    if given.get('latency') is not None and place.devices == 1:
-        said.append('--latency changes nothing: one device sends no messages.')
-    return said
-
-
 def make(model: str, cluster: str, batch: int | None, precision: str, given: dict[str, Any]) -> Task:
     """What is to be planned. Raises ValueError, in a sentence, for what there is not or cannot be."""
+    if precision not in PRECISIONS:
+        raise ValueError(f'--precision is mixed or fp32, not {precision}')
     if not 1 <= given['devices'] <= MOST_DEVICES:
         raise ValueError(f"--gpus is 1 to {MOST_DEVICES}, not {given['devices']}")
     place = preset(cluster, **{name: value for name, value in given.items() if value is not None})
@@ -108,8 +103,8 @@ def _model(name: str) -> Model:
 def as_dict(one: Prediction) -> dict[str, Any]:
     """A prediction as JSON has it: seconds, bytes, samples a second."""
     return {'way': one.name, 'fits': one.fits, 'samples_per_second': one.samples_per_second, 'busy': one.busy,
-            'step_seconds': one.step, 'memory_bytes': one.memory_bytes, 'setting': asdict(one.setting),
-            'micro_batches': one.setting.chunks(one.task.batch), 'seconds': one.parts, 'bytes': one.memory,
+            'step_seconds': one.step, 'memory_bytes': one.memory_bytes, 'knobs': asdict(one.knobs),
+            'micro_batches': one.knobs.chunks(one.task.batch), 'seconds': one.parts, 'bytes': one.memory,
             'host_bytes': one.host, 'why': one.why}
 
 
@@ -148,12 +143,13 @@ def assumed(task: Task, cluster: str = '') -> list[str]:
         f'{model.name} ({model.about}): {_count(model.parameters)} parameters, {_count(model.flops)} FLOP a forward '
         f'of a sample; {task.batch} samples an update, {precision.name} precision with Adam '
         f'({precision.state} bytes a parameter).',
-        f'{cluster and f"{named(cluster, place)}: "}{place.devices} device{"s" * (place.devices > 1)} of {amount(place.memory)} in {servers}; {peak / 1e12:g} TFLOP/s each, of which '
-        f'{place.efficiency:.0%} are reached; {amount(place.inside)}/s inside servers, {amount(place.between)}/s '
-        f'between them, {1e6 * place.latency:g} µs a message; {amount(place.host_bandwidth)}/s to the host.',
+        f'{cluster and f"{named(cluster, place)}: "}{place.devices} device{"s" * (place.devices > 1)} of '
+        f'{amount(place.memory)} in {servers}; {peak / 1e12:g} TFLOP/s each, of which {place.efficiency:.0%} are '
+        f'reached; {amount(place.inside)}/s inside servers, {amount(place.between)}/s between them, '
+        f'{1e6 * place.latency:g} µs a message; {amount(place.host_bandwidth)}/s to the host.',
         f'Starting kernels takes {1e6 * place.overhead:g} µs a layer and forward, twice that a backward, and counts as '
-        'computing. All-reduces and gathers hide behind the pass that they belong to as far as they can. Not counted: buffers, '
-        'fragments of memory, loading of data.']
+        'computing. All-reduces and gathers hide behind the pass that they belong to as far as they can. Not counted: '
+        'buffers, fragments of memory, loading of data.']
 
 
 def named(cluster: str, place: Cluster) -> str:
@@ -182,11 +178,11 @@ def _table(ranked: list[Prediction]) -> Table:
 
 def described(one: Prediction) -> str:
     """Its knobs, in words."""
-    setting, chunks = one.setting, one.setting.chunks(one.task.batch)
-    counts = ((setting.tensor, 'tensor ranks'), (setting.stages, 'stages'), (setting.replicas, 'replicas'))
+    knobs, chunks = one.knobs, one.knobs.chunks(one.task.batch)
+    counts = ((knobs.tensor, 'tensor ranks'), (knobs.stages, 'stages'), (knobs.replicas, 'replicas'))
     size = ' x '.join(f'{count} {what}' for count, what in counts if count > 1) or '1 device'
-    each = f'{chunks} micro-batch{"es" * (chunks > 1)} of {setting.rows}'
-    again = '' if setting.recompute == 'never' else f', recompute by {setting.recompute}'
+    each = f'{chunks} micro-batch{"es" * (chunks > 1)} of {knobs.rows}'
+    again = '' if knobs.recompute == 'never' else f', recompute by {knobs.recompute}'
     return f'{size}; {each}{again}'
 
 
@@ -201,41 +197,41 @@ def _advice(ranked: list[Prediction]) -> str:
 
 def can_run(one: Prediction) -> bool:
     """Has the kit what this prediction is about?"""
-    return one.setting.schedule != '2bw' or one.setting.devices == one.setting.stages
+    return one.knobs.schedule != '2bw' or one.knobs.devices == one.knobs.stages
 
 
 def to_run(one: Prediction) -> str:
     """What in the kit does it; for a prediction that `can_run`."""
-    setting, chunks = one.setting, one.setting.chunks(one.task.batch)
-    if setting.offload:
+    knobs, chunks = one.knobs, one.knobs.chunks(one.task.batch)
+    if knobs.offload:
         return 'In the kit: fewgpu.Offloaded(model, ...); ./workshop.py demo zero-infinity shows it.'
-    if setting.zero:
-        return f'In the kit: fewgpu.ZeRO(model, stage={setting.zero}, ...), on ranks; ./workshop.py demo zero shows it.'
-    if setting.devices == 1:
+    if knobs.zero:
+        return f'In the kit: fewgpu.ZeRO(model, stage={knobs.zero}, ...), on ranks; ./workshop.py demo zero shows it.'
+    if knobs.devices == 1:
         return 'In the kit: a plain script, as exercises/mnist_pytorch.py.'
-    if setting.stages == setting.tensor == 1:
+    if knobs.stages == knobs.tensor == 1:
         return 'In the kit: fewgpu.DataParallel(model), on ranks.'
-    if setting.schedule == 'one at a time':
+    if knobs.schedule == 'one at a time':
         return 'In the kit: fewgpu.ModelParallel(model, balance).'
-    again, kept = ('', '') if setting.recompute == 'never' else (' --recompute always', "checkpoint='always', ")
-    options = f"schedule='{setting.schedule}', chunks={chunks}, {kept}..."
+    again, kept = ('', '') if knobs.recompute == 'never' else (' --recompute always', "checkpoint='always', ")
+    options = f"schedule='{knobs.schedule}', chunks={chunks}, {kept}..."
     code = f'fewgpu.Pipeline(model, balance, {options})'
-    if setting.devices > setting.stages:
-        factors = 'x'.join(map(str, (setting.replicas, setting.stages, setting.tensor)))
+    if knobs.devices > knobs.stages:
+        factors = 'x'.join(map(str, (knobs.replicas, knobs.stages, knobs.tensor)))
         code = f"fewgpu.hybrid.parallelize(model, '{factors}', {options}), on ranks"
-    drawn = '' if setting.stages == 1 else (f'See its schedule: ./workshop.py draw {setting.schedule} --stages '
-                                            f'{setting.stages} --chunks {chunks}{again}. ')
+    drawn = '' if knobs.stages == 1 else (f'See its schedule: ./workshop.py draw {knobs.schedule} --stages '
+                                            f'{knobs.stages} --chunks {chunks}{again}. ')
     return f'{drawn}In the kit: {code}.'
 
 
-def _draw(console: Console, ranked: list[Prediction], out: Path) -> None:
+def picture_of(task: Task, out: Path) -> Path:
+    """Where the picture of a task's plan goes."""
+    name = ''.join(letter if letter.isalnum() or letter in '.-' else '-' for letter in task.model.name)
+    return out / f'plan-{name}-{task.cluster.devices}.png'
+
+
+def _draw(console: Console, ranked: list[Prediction], path: Path) -> None:
     from fewgpu.workshop.plan_picture import picture   # only who draws waits for matplotlib
-    first = ranked[0]
-    name = ''.join(letter if letter.isalnum() or letter in '.-' else '-' for letter in first.task.model.name)
-    path = out / f'plan-{name}-{first.task.cluster.devices}.png'
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        picture(ranked).savefig(path, dpi=150)
-    except OSError as error:
-        raise typer.BadParameter(f'cannot write to --out {out} ({error.strerror})') from None
+    with written(path, '--out') as file:
+        picture(ranked).savefig(file, format='png', dpi=150)
     console.print(f'Picture: {path}', soft_wrap=True)

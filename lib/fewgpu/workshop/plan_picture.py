@@ -49,7 +49,7 @@ def shares(fitting: list[Prediction], ax: Axes) -> None:
     """A bar a way: all its devices' time, by what they do; its speed at the end."""
     seen = []
     for row, one in enumerate(fitting):
-        used = one.setting.devices / one.task.cluster.devices
+        used = one.knobs.devices / one.task.cluster.devices
         parts = {part: used * seconds / one.step for part, seconds in one.parts.items()} | {'unused': 1.0 - used}
         left = 0.0
         for look, names in KINDS.items():
@@ -74,38 +74,38 @@ def shares(fitting: list[Prediction], ax: Axes) -> None:
 def timeline(one: Prediction) -> Timeline | None:
     """A step of the winner as the simulator sees it, of its first micro-batches if they are many; None if
     it is no pipeline, or one with too many stages."""
-    setting, task = one.setting, one.task
-    if not 1 < setting.stages <= MOST_STAGES or setting.schedule == 'one at a time':
+    knobs, task = one.knobs, one.task
+    if not 1 < knobs.stages <= MOST_STAGES or knobs.schedule == 'one at a time':
         return None
-    if setting.schedule == '2bw':
-        schedule = two_bw(setting.stages, drawn(one), update_every=drawn(one))
+    if knobs.schedule == '2bw':
+        schedule = two_bw(knobs.stages, drawn(one), update_every=drawn(one))
     else:
-        schedule = SCHEDULES[setting.schedule](setting.stages, drawn(one))
-    if setting.recompute != 'never':
+        schedule = SCHEDULES[knobs.schedule](knobs.stages, drawn(one))
+    if knobs.recompute != 'never':
         schedule = with_recompute(schedule, 'always')
     return simulate(schedule, costs(task, one))
 
 
 def drawn(one: Prediction) -> int:
     """How many micro-batches are drawn."""
-    return min(one.setting.chunks(one.task.batch), MOST_CHUNKS)
+    return min(one.knobs.chunks(one.task.batch), MOST_CHUNKS)
 
 
 def costs(task: Task, one: Prediction) -> Costs:
     """What operations cost in the simulator: seconds, and bytes of messages."""
-    setting = one.setting
-    stages = task.model.stages(setting.stages, setting.tensor)
-    every = [times(task, setting, stage) for stage in stages]
-    number = setting.rows * task.precision.number / setting.tensor
-    message = [task.cluster.send(number * stage.crossing, setting.stages, setting.tensor * setting.replicas)
+    knobs = one.knobs
+    stages = task.model.stages(knobs.stages, knobs.tensor)
+    every = [times(task, knobs, stage) for stage in stages]
+    number = knobs.rows * task.precision.number / knobs.tensor
+    message = [task.cluster.send(number * stage.crossing, knobs.stages, knobs.tensor * knobs.replicas)
                for stage in stages[:-1]]
     return Costs(F=[each.forward for each in every], B=[each.backward for each in every],
                  R=[each.again for each in every], bandwidth=1.0, message=message)   # seconds of a message
 
 
 def _title(one: Prediction) -> str:
-    chunks, shown = one.setting.chunks(one.task.batch), drawn(one)
+    chunks, shown = one.knobs.chunks(one.task.batch), drawn(one)
     part = '' if shown == chunks else f', {shown} of {chunks} micro-batches'
-    if one.setting.schedule == '2bw':   # one update is drawn, from an empty pipeline to an empty one
+    if one.knobs.schedule == '2bw':   # one update is drawn, from an empty pipeline to an empty one
         part += ', drained (the bars: never)'
-    return f'{"A step" if one.setting.devices == one.setting.stages else "One pipeline"} of {one.name}{part}'
+    return f'{"A step" if one.knobs.devices == one.knobs.stages else "One pipeline"} of {one.name}{part}'

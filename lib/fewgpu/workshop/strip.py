@@ -25,7 +25,10 @@ _WAS = re.compile(r'(\s*)# was: ')
 
 
 def strip(solution: str) -> str:
-    """The exercise of a solution, as text; commands in it run the exercise. Raises ValueError for a step without END."""
+    """The exercise of a solution, as text; commands in it run the exercise.
+
+    Raises ValueError for a step without END.
+    """
     stripped = ''.join(_stripped(solution.splitlines(keepends=True)))
     return stripped.replace('run solutions/', 'run exercises/')   # how to run it
 

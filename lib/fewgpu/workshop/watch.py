@@ -148,7 +148,8 @@ class Watch(Meter):
         if self._gpus():
             return "PyTorch's own allocator counted, over all steps"
         if len(self._steps) == 1:
-            return 'the memory ledger counted during the only step (a second needs more: the optimizer remembers the first)'
+            return ('the memory ledger counted during the only step (a second needs more: the optimizer remembers the '
+                    'first)')
         if any(device.memory_limit for device in self.devices):
             return 'the memory ledger counted during all steps, for there is a limit (it slows them down a little)'
         if len(self._steps) <= self._warm_up:

@@ -9,9 +9,9 @@ from fewgpu import plot
 from fewgpu.planner import Setting, settings
 from fewgpu.plot.looks import size
 from fewgpu.workshop.demos import Show
-from fewgpu.workshop.planned import (
-    BATCHES, CLUSTER, KINDS, MICRO_BATCHES, MODELS, SPEED, START, any_recompute, blocks, by_depth, falls, largest,
-    rates_of, worth)
+from fewgpu.workshop.measured.depth_width import (
+    BATCHES, CLUSTER, KINDS, MICRO_BATCHES, MODELS, SPEED, START, any_recompute, blocks, by_depth, largest_model,
+    rates_of, slows_with_depth, worth)
 
 WORTH = 1.05                 # a choice that gains less is not one
 
@@ -19,9 +19,9 @@ WORTH = 1.05                 # a choice that gains less is not one
 def demo(show: Show) -> Figure:
     show.say('The planner prices every width, depth and micro-batch, with and without recompute, for the GPTs that '
              f'./workshop.py plan knows as gpt-2.2B and gpt-3.8B, on {CLUSTER.devices} devices of 16 GB, 8 a server, '
-             f'65 GB/s inside and 25 Gbit/s between servers, {SPEED / 1e12:g} TFLOP/s and {START * 1e3:g} ms a layer and '
-             'micro-batch to start. Nothing runs: all figures are the model\'s. Layers, hidden sizes, links and the '
-             'start are ours; parameters in all, memory and TFLOP/s are published.')
+             f'65 GB/s inside and 25 Gbit/s between servers, {SPEED / 1e12:g} TFLOP/s and {START * 1e3:g} ms a layer '
+             'and micro-batch to start. Nothing runs: all figures are the model\'s. Layers, hidden sizes, links and '
+             'the start are ours; parameters in all, memory and TFLOP/s are published.')
     plans = {name: {batch: settings(blocks(model), CLUSTER, batch, micro_batches=MICRO_BATCHES)
                     for batch in BATCHES} for name, model in MODELS.items()}
     for name, by_batch in plans.items():
@@ -57,7 +57,8 @@ def _show_rates(show: Show, rates: dict[str, dict[str, list[float]]]) -> None:
                           f'{_most(kinds, kind):.1f}×')
     show.table(table)
     show.say(f'To split tensors over {CLUSTER.devices} devices takes as many heads: these models have '
-             f'{" and ".join(str(model.heads) for model in MODELS.values())}, and for this row {CLUSTER.devices} of them.')
+             f'{" and ".join(str(model.heads) for model in MODELS.values())}, and for this row {CLUSTER.devices} of '
+             f'them.')
     show.say('Published (arXiv 2006.09503): 2BW is up to 3.2 times GPipe, 1.6 times flush, 6.1 times layers '
              'over devices, and 20 times tensors over devices.')
 
@@ -78,8 +79,8 @@ def _claims(show: Show, plans: dict[str, dict[int, list[Setting]]],
         'C33', chooses_all(gains),
         f'chosen for batches {", ".join(map(str, BATCHES))}: '
         + '; '.join(f'{name} {", ".join(some)}' for name, some in names.items())
-        + ' (width × depth, micro-batch, R for recompute). One setting for all of these, in place of a choice for each, '
-        'costs, at worst: ' + ', '.join(_cost(knob, gain) for knob, gain in gains.items())
+        + ' (width × depth, micro-batch, R for recompute). One setting for all of these, in place of a choice for '
+        'each, costs, at worst: ' + ', '.join(_cost(knob, gain) for knob, gain in gains.items())
         + f'; a choice is worth it from {WORTH - 1:.0%} on', by='the cost model',
         because='Costs come from closed forms here, and not from a profile; the demo plan has one.'
         + ' Recompute is not worth it for these models: other depths leave room enough.' * (gains['recompute'] < WORTH))
@@ -99,7 +100,8 @@ def is_that_much_faster(gpipe: float, tensors: float) -> bool:
     return gpipe >= 3.2 and tensors >= 20
 
 
-def grows_and_falls(rows: Sequence[Sequence[float]], curves: Sequence[Sequence[float]], largest: Sequence[float]) -> bool:
+def grows_and_falls(rows: Sequence[Sequence[float]], curves: Sequence[Sequence[float]],
+                    largest: Sequence[float]) -> bool:
     """C32: speeds by batch grow, speeds by depth fall, and deeper pipelines hold larger models."""
     grows = all(list(row) == sorted(row) and row[-1] > row[0] for row in rows)
     falls = all(list(curve) == sorted(curve, reverse=True) and curve[-1] < curve[0] for curve in curves)
@@ -123,14 +125,14 @@ def _deeper(show: Show, plans: dict[str, dict[int, list[Setting]]],
     rows = [kinds['2BW'] for kinds in rates.values()]
     curves = {name: any_recompute(by_batch[BATCHES[-1]]) for name, by_batch in plans.items()}
     speeds = [[*curve.values()] for curve in curves.values()]
-    is_so = grows_and_falls(rows, speeds, [largest(8), largest(64)])
+    is_so = grows_and_falls(rows, speeds, [largest_model(8), largest_model(64)])
     found = [f'{name}: batch {BATCHES[0]} to {BATCHES[-1]} gives {rates[name]["2BW"][0]:.0f} to '
              f'{rates[name]["2BW"][-1]:.0f} rows/s, depth '
              + ', '.join(f'{depth}: {rate:.0f}' for depth, rate in curve.items())
              for name, curve in curves.items()]
-    found.append(f'8 stages hold {largest(8) / 1e9:.1f}, 64 stages {largest(64) / 1e9:.0f} billion '
+    found.append(f'8 stages hold {largest_model(8) / 1e9:.1f}, 64 stages {largest_model(64) / 1e9:.0f} billion '
                  'parameters')
-    alike = all(falls(by_batch[BATCHES[-1]], b) for by_batch in plans.values() for b in MICRO_BATCHES)
+    alike = all(slows_with_depth(by_batch[BATCHES[-1]], b) for by_batch in plans.values() for b in MICRO_BATCHES)
     show.claims.test(
         'C32', is_so, '; '.join(found), by='the cost model',
         because='With one and the same micro-batch and recompute deeper is never faster; but deeper leaves '

@@ -32,11 +32,12 @@ def demo(show: Show) -> Figure:
     _grow(show)
     _train(show)
     show.claims.test(
-        'P03', fills_idle_time(gain), f'a step is {gain:.2f} times as fast as one micro-batch at a time through one replica, and '
+        'P03', fills_idle_time(gain),
+        f'a step is {gain:.2f} times as fast as one micro-batch at a time through one replica, and '
         f'stashes one micro-batch a device; 1F1B is {behind:.2f} times as fast as GEMS', by='the simulator',
-        because='GEMS saves memory, not time: it stashes one micro-batch a device, where 1F1B stashes up to one a stage and '
-                'GPipe all; it pays with twice the weights and states, and with a bubble that stays however many '
-                'micro-batches come.')
+        because='GEMS saves memory, not time: it stashes one micro-batch a device, where 1F1B stashes up to one a '
+                'stage and GPipe all; it pays with twice the weights and states, and with a bubble that stays however '
+                'many micro-batches come.')
     drawn = {name: SCHEDULES[name](DEVICES, CHUNKS).select(lambda op: op.kind != 'U')   # those take no time
              for name in ('GEMS', '1F1B', 'GPipe')}
     return plot.timelines({name: simulate(schedule, COSTS) for name, schedule in drawn.items()}, unit='units')

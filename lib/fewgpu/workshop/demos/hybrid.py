@@ -14,8 +14,8 @@ STEPS, ROWS, LENGTH, WORDS = 10, 16, 16, 32
 def demo(show: Show) -> Figure:
     """The same script on four ranks, by each strategy; P02."""
     show.say(f"Four processes train a small GPT for {STEPS} steps: hybrid.parallelize(model, '2x2', ...) is all that "
-             f'differs from a plain script. 2x2 are two replicas of a pipeline of two stages; a third factor cuts every '
-             f'layer into tensor-parallel parts.')
+             f'differs from a plain script. 2x2 are two replicas of a pipeline of two stages; a third factor cuts '
+             f'every layer into tensor-parallel parts.')
     losses, weights = _sequential()
     ranks = launch(_on_the_grid, 4)
     table = Table(title='The same script, on four ranks', title_justify='left')
@@ -35,8 +35,8 @@ def demo(show: Show) -> Figure:
     show.claims.test('P02', is_sequential(differences),
                      f'after {STEPS} steps of SGD with momentum, weights of {len(STRATEGIES)} strategies differ from '
                      f"the sequential ones by {differences[worst]:.0e} at most ({worst})",
-                     because='Sums of float32 numbers are rounded in another order. The paper adds its speeds (481 times on '
-                             '512 nodes, published), which four processes on a laptop cannot show.')
+                     because='Sums of float32 numbers are rounded in another order. The paper adds its speeds (481 '
+                             'times on 512 nodes, published), which four processes on a laptop cannot show.')
     return _picture({'sequential': losses} | {s: ranks[0][s]['losses'] for s in STRATEGIES},
                     {s: max(rank[s]['held'] for rank in ranks) for s in STRATEGIES})
 

@@ -77,7 +77,8 @@ def _note(show: Show, name: str, chain: Chain) -> None:
 
 
 def _table(title: str, first: str, *more: str) -> Table:
-    table = Table(title=title, title_justify='left', caption='Slowest stage, data parallel: seconds a mini-batch. Times as '
+    table = Table(title=title, title_justify='left',
+                  caption='Slowest stage, data parallel: seconds a mini-batch. Times as '
                   'fast: as data parallel.', caption_justify='left')
     table.add_column(first)
     for heading in ('found', 'layers', 'slowest\nstage (s)', 'set by', 'data paral-\nlel (s)', 'times\nas fast'):
@@ -137,15 +138,16 @@ def _faster(show: Show) -> None:
     chain = vgg16_chain()
     faster = Chain([replace(layer, seconds=layer.seconds / 2) for layer in chain.layers])
     ours, parallel = ([plan(chain, machines).slowest_seconds / plan(faster, machines).slowest_seconds
-                       for machines in (Machines(count, LINK) for count in SHIPPED)] for plan in (partition, data_parallel))
+                       for machines in (Machines(count, LINK) for count in SHIPPED)]
+                      for plan in (partition, data_parallel))
     show.claims.test(
         'C27', is_shorter_by_faster_gpus(ours),
         f'with GPUs twice as fast, PipeDream trains the published VGG-16 {_listed(ours)} times as fast on 4, 8 and 16 '
         f'machines (half of the gain, 1.5 times, is asked for); data parallelism {_listed(parallel)} times',
         by='the cost model',
         because='Only computing gets faster here. Links stay as they are, and where they bound the time already, as in '
-                'data parallelism, faster GPUs gain nothing. The published hours, 220 for VGG-16 on 8 Titan X and under '
-                '100 on 8 V100, compare two clusters, whose links differ, too.')
+                'data parallelism, faster GPUs gain nothing. The published hours, 220 for VGG-16 on 8 Titan X and '
+                'under 100 on 8 V100, compare two clusters, whose links differ, too.')
 
 
 def _listed(speeds: Sequence[float]) -> str:

@@ -163,8 +163,8 @@ def verdict(show: Show, points: dict[int, dict[float, float]], off: tuple[float,
         'P04', as_theory, 'a real pipeline of one weight, at 0.9 and 1.1 of the '
         'limit: its swings change by factors of ' + '; '.join(f'{sizes[0.9]:.2g} and {sizes[1.1]:.2g} (delay {delay})' 
                                                     for delay, sizes in points.items()),
-        because='The limit 2 sin(pi / (4 delay + 2)) / curvature holds for a parabola; it is remembered from the paper, and a '
-                'test sets it beside the eigenvalues of the delayed update.')
+        because='The limit 2 sin(pi / (4 delay + 2)) / curvature holds for a parabola; it is remembered from the '
+                'paper, and a test sets it beside the eigenvalues of the delayed update.')
     show.claims.test(
         'C34', as_theory and is_corrected(off, mean, kept),
         f'Staleness hurts: {"the real pipeline diverges and converges where theory says so; " if as_theory else ""}'

@@ -12,12 +12,14 @@ BATCH, LENGTH, WIDTH, HEADS, WORDS = 4, 32, 96, 12, 240
 
 def demo(show: Show) -> Figure:
     """A GPT of two and of three blocks, plain and on 2 and 3 ranks; P01."""
-    show.say(f'A GPT of width {WIDTH} (b = {BATCH} sequences of s = {LENGTH} tokens) is cut over 2 and 3 processes: heads, '
-             f'hidden layers and words. Every rank computes with its part; f and g add up what belongs together.')
+    show.say(f'A GPT of width {WIDTH} (b = {BATCH} sequences of s = {LENGTH} tokens) is cut over 2 and 3 processes: '
+             f'heads, hidden layers and words. Every rank computes with its part; f and g add up what belongs '
+             f'together.')
     found = {1: _on_ranks()} | {ranks: launch(_on_ranks, ranks)[0] for ranks in (2, 3)}
     plain = found[1]
     table = Table(title='One training step', title_justify='left')
-    for heading in ('ranks', 'parameters a rank', 'bytes sent for a block', '8 b s h (t-1)/t', 'loss', 'largest gradient error'):
+    for heading in ('ranks', 'parameters a rank', 'bytes sent for a block', '8 b s h (t-1)/t', 'loss',
+                    'largest gradient error'):
         table.add_column(heading, justify='right')
     for ranks, one in found.items():
         table.add_row(str(ranks), f"{one['parameters']:,}", f"{one['sent']:,}", f'{_formula(ranks):,.0f}',
@@ -27,7 +29,8 @@ def demo(show: Show) -> Figure:
     worst = max(_error(one, plain) for one in found.values())
     show.claims.test('P01', moves_as_the_formula(sent, worst),
                      '; '.join(f"{ranks} ranks: {one['sent']:,} bytes, formula {_formula(ranks):,.0f}"
-                               for ranks, one in found.items() if ranks > 1) + f'; gradients differ by {worst:.0e} at most',
+                               for ranks, one in found.items() if ranks > 1)
+                     + f'; gradients differ by {worst:.0e} at most',
                      because='Counted at the sends of our ring all-reduce; float32 sums are rounded in another order.')
     return _picture(found)
 

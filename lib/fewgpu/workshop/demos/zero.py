@@ -158,8 +158,8 @@ def _made(stage: int) -> tuple[nn.Module, Callable[[], None], Callable[[], int]]
 def _measured(found: dict[int, dict[int, Found]], parameters: int) -> Table:
     table = headed('Counted, and by the formulas of the paper (in brackets)', 'ranks', '', 'bytes a\nparameter',
                    'sent a step', 'ms a\nstep', f'loss\n{ROUNDS}')
-    table.caption = (f'P: the bytes of the parameters, times (N-1)/N for N ranks. Loss {ROUNDS}: that of step {ROUNDS} on the '
-                     f'rows of rank 0. Steps are timed with {RANKS[0]} ranks, a core each.')
+    table.caption = (f'P: the bytes of the parameters, times (N-1)/N for N ranks. Loss {ROUNDS}: that of step {ROUNDS} '
+                     f'on the rows of rank 0. Steps are timed with {RANKS[0]} ranks, a core each.')
     for ranks in RANKS:
         share = parameters * 4 * (ranks - 1) / ranks
         for stage, name in STAGES.items():

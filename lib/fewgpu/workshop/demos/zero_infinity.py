@@ -21,8 +21,9 @@ from fewgpu.launch import launch
 from fewgpu.offload import DiskStore
 from fewgpu.offload.offloaded import Offloaded, Times
 from fewgpu.workshop.demos import Show, headed
-from fewgpu.workshop.offloading import (
+from fewgpu.workshop.measured.zero_infinity import (
     LAYERS, ROWS, WIDTH, bandwidth_for, chain, offloaded, read_in_both_ways, resident_step, tiled_step)
+from fewgpu.workshop.noise import Quiet, both, faster
 
 LOAD = 0.15         # where transfers are to be hidden: what the weights of a layer take, of its forward
 
@@ -56,9 +57,9 @@ def larger_than_the_device(show: Show) -> None:
         same = all(torch.equal(value, model.state_dict()[name]) for name, value in plain.state_dict().items())
         stored = sum(path.stat().st_size for path in store.folder.glob('*.tensors'))
     peak = device.ledger.peak
-    show.say(f'A network of 80 layers has {size / 1e6:.2f} MB of weights. They and Adam\'s states are on disk, the real '
-             f'one ({stored / 1e6:.1f} MB), visit the device layer by layer, and are updated on the host. After three '
-             f'steps the weights are '
+    show.say(f'A network of 80 layers has {size / 1e6:.2f} MB of weights. They and Adam\'s states are on disk, the '
+             f'real one ({stored / 1e6:.1f} MB), visit the device layer by layer, and are updated on the host. After '
+             f'three steps the weights are '
              f'{"those of the plain model, to the last bit" if same else "NOT those of the plain model"}; the '
              f'device, which counts, never held more than {peak / 1e6:.2f} MB: one with '
              f'memory for {peak / size:.0%} of the weights would do.')
@@ -74,14 +75,14 @@ def lives_elsewhere(same: bool, size: int, stored: int, peak: int) -> bool:
     return same and stored >= 3 * size and 10 * peak <= size
 
 
-def waits_less(share: dict[int, float]) -> bool:
+def waits_less(share: dict[int, float]) -> bool | None:
     """C42, by the share of a forward that the device waits, by how many layers are loaded ahead."""
-    return share[3] < share[1] < share[0]
+    return both(faster(share[0], share[1]), faster(share[1], share[3]))   # who waits longer is slower
 
 
-def is_cheap(offloaded: float, resident: float) -> bool:
+def is_cheap(on_host: float, resident: float) -> bool:
     """C44, by seconds of a step that recomputes, offloaded and all on the device."""
-    return offloaded <= 1.02 * resident
+    return on_host <= 1.02 * resident
 
 
 def beats_broadcast(alike: bool, ratio: float) -> bool:
@@ -100,15 +101,18 @@ def prefetch(show: Show) -> dict[str, float]:
     bandwidth = bandwidth_for(0.8, x)
     models = {depth: offloaded(bandwidth, depth) for depth in (0, 1, 3)}
     times: dict[int, list[Times]] = {depth: [] for depth in models}
+    quiet = Quiet()
     for _ in range(4):   # in turn, so that all see the same machine
+        quiet.look()
         for depth, model in models.items():
             model.evaluate(x)
             times[depth].append(model.times)
     share = {depth: statistics.median(each.share for each in found[1:]) for depth, found in times.items()}
-    show.claims.test('C42', waits_less(share),
+    show.claims.test('C42', quiet.verdict(waits_less(share)),
                      f'of a forward of {LAYERS} layers, each of which takes 0.8 of its computing on a simulated '
-                     f'disk and as much on the link, the device waits {share[0]:.0%} with nothing loaded ahead, {share[1]:.0%} '
-                     f'with one layer ahead (both in turn), {share[3]:.0%} with three (at the same time)',
+                     f'disk and as much on the link, the device waits {share[0]:.0%} with nothing loaded ahead, '
+                     f'{share[1]:.0%} with one layer ahead (both in turn), {share[3]:.0%} with three (at the same '
+                     f'time){quiet.note}',
                      because='The first layer is waited for in any case.')
     return {f'{depth} ahead': 100 * each for depth, each in share.items()}
 
@@ -121,8 +125,9 @@ def price(show: Show) -> None:
     resident = partial(resident_step, kept, torch.optim.Adam(kept.parameters()), x, y)
     ways = {'all on the device': partial(resident, recomputed=False),
             'the same, recomputed': partial(resident, recomputed=True), 'offloaded': lambda: model.step(x, y)}
-    took = {name: [] for name in ways}
+    took, quiet = {name: [] for name in ways}, Quiet()
     for _ in range(6):
+        quiet.look()
         for name, way in ways.items():
             start = time.perf_counter()
             way()
@@ -135,25 +140,30 @@ def price(show: Show) -> None:
     show.table(table)
     others = took['the same, recomputed'][1:]
     steady = max(others) < 1.2 * min(others)
-    show.claims.test('C44', is_cheap(ours, base) if steady else None,
+    show.claims.test('C44', quiet.verdict(is_cheap(ours, base)) if steady else None,
                      f'a step takes {ours / base - 1:+.1%} against the same recompute on the device, and '
                      f'{ours / plain - 1:+.0%} against no recompute'
-                     + ('' if steady else '; equal steps differ by a fifth and more: the machine is too busy'),
+                     + ('' if steady else '; equal steps differ by a fifth and more: the machine is too busy')
+                     + quiet.note,
                      because='A step waits for its first load and its last update, however fast the rest is.')
 
 
 def slices_against_broadcast(show: Show) -> None:
     """On two ranks, each with a disk of its own."""
+    quiet = Quiet()
+    quiet.look()
     times, alike = zip(*launch(read_in_both_ways, 2, time_limit=120))
+    quiet.look()
     took = {reading: max(each[reading] for each in times) for reading in times[0]}
     ratio = took['broadcast'] / took['slices']
-    show.say(f'\nTwo ranks, each with a (simulated) disk of its own, train a model of 8 layers. If each reads its half of '
-             f'every layer and they gather, the disks are waited for {1e3 * took["slices"]:.0f} ms a step; if one reads '
-             f'all and broadcasts, {1e3 * took["broadcast"]:.0f} ms. The weights are '
+    show.say(f'\nTwo ranks, each with a (simulated) disk of its own, train a model of 8 layers. If each reads its half '
+             f'of every layer and they gather, the disks are waited for {1e3 * took["slices"]:.0f} ms a step; if one '
+             f'reads all and broadcasts, {1e3 * took["broadcast"]:.0f} ms. The weights are '
              f'{"the same" if all(alike) else "NOT the same"}.')
-    show.claims.test('C41', beats_broadcast(all(alike), ratio),
-                     f'on 2 ranks slices are loaded {ratio:.1f} times as fast as a broadcast from one',
-                     because='At most as many times as there are ranks, and gathering takes time, too. Disks are simulated.')
+    show.claims.test('C41', quiet.verdict(beats_broadcast(all(alike), ratio)),
+                     f'on 2 ranks slices are loaded {ratio:.1f} times as fast as a broadcast from one{quiet.note}',
+                     because='At most as many times as there are ranks, and gathering takes time, too. Disks are '
+                             'simulated.')
 
 
 def tiles(show: Show) -> dict[str, float]:

@@ -221,8 +221,8 @@ def place(work: Work, random: Random) -> None:
 
     fixed = [named(lambda case, ends=(x, y): ends) for x in range(3) for y in range(3)]
     partly = [*map(named, [lambda case: (0, len(case) - 1), lambda case: (0, case[-1]), lambda case: (case[0], 0)])]
-    judge([[0, 1], [0, 1, 2], [2, 0], [1, 2, 0]], placed, at(0, -1), suspects=[
-        Suspect('target-on-first', at(0, 0)), Suspect('target-on-second', at(0, 1)), Suspect('input-on-last', at(-1, -1)), Suspect('swapped', at(-1, 0)),
+    judge([[0, 1], [0, 1, 2], [2, 0], [1, 2, 0]], placed, at(0, -1), suspects=[Suspect('target-on-first', at(0, 0)),
+        Suspect('target-on-second', at(0, 1)), Suspect('input-on-last', at(-1, -1)), Suspect('swapped', at(-1, 0)),
         *(Suspect('not-moved', at(*ends)) for ends in ((None, None), (0, None), (None, -1))), *fixed, *partly,
     ], tell=told, lines=work.definition('place'))
 

@@ -119,7 +119,10 @@ def _sentence(sentences: dict[str, str], misconception: str) -> str:
 
 
 def _end_with(parent: int) -> None:
-    """On Linux: whoever kills the process that waits for us, a notebook kernel say, ends us too. Elsewhere alarms do."""
+    """On Linux: whoever kills the process that waits for us, a notebook kernel say, ends us too.
+
+    Elsewhere alarms do.
+    """
     if sys.platform == 'linux':
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)   # PR_SET_PDEATHSIG
         if os.getppid() != parent:                   # it was killed before

@@ -1,8 +1,8 @@
 """Finished answers, which a learner's file may not call, and processes, which it may not start.
 
 A forbidden function stays what it is for the kit and for torch: only a call from the learner's file is refused, also by
-way of Python's own modules (map, a thread, exec). So importing one and not using it is no fault, and whoever looks for a
-detour round an import finds it closed.
+way of Python's own modules (map, a thread, exec). So importing one and not using it is no fault, and whoever looks for
+a detour round an import finds it closed.
 """
 
 import functools
@@ -78,7 +78,10 @@ def forbid_processes(is_learners: IsLearners) -> None:
 
 
 def _is_called_by_packages(is_learners: IsLearners) -> bool:
-    """Does the kit, torch or another package call? Python's own modules pass on what they were told by whom they serve."""
+    """Does the kit, torch or another package call?
+
+    Python's own modules pass on what they were told by whom they serve.
+    """
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename

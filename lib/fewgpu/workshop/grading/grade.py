@@ -21,7 +21,8 @@ from fewgpu.workshop.grading.known import KNOWN
 from fewgpu.workshop.grading.patience import Patience
 from fewgpu.workshop.grading.verdict import BLOCKED, FAILED, Line, Outcome, Verdict, outcome
 
-START, GRACE = 60.0, 2.0          # seconds that Python and torch may compute to start, and that a process may take to end
+START = 60.0                       # seconds that Python and torch may compute to start
+GRACE = 2.0                        # seconds that a process may take to end
 LOAD = 10.0                       # seconds that the learner's file may take to load
 MOST_PRINTED = 10 * 2**20         # bytes; more ends the process
 KEPT_FIRST, KEPT_LAST = 2000, 1000
@@ -39,8 +40,8 @@ def grade(exercise: Exercise, file: Path | None = None, *, seed: int | None = No
           on_outcome: OnOutcome | None = None) -> Verdict:
     """The verdict on a file (default: the exercise's own). `on_outcome` hears of each check as soon as it has ended.
 
-    Raises OSError, with the remedy, if there is no such file or it cannot be read, ValueError for a seed that is none, and
-    GraderError if the kit itself fails. KeyboardInterrupt ends the process that grades, too.
+    Raises OSError, with the remedy, if there is no such file or it cannot be read, ValueError for a seed that is none,
+    and GraderError if the kit itself fails. KeyboardInterrupt ends the process that grades, too.
     """
     file = _readable(file, exercise)
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
@@ -74,8 +75,8 @@ class _Run:
     def __init__(self, exercise: Exercise, file: Path, seed: int, folder: Path, on_outcome: OnOutcome | None) -> None:
         self._file, self._folder, self._on_outcome = file, folder, on_outcome
         self._checks: dict[str, tuple[str, str, int, float]] = {}   # by id: id, title, points, seconds allowed
-        self._command = [sys.executable, '-P', '-m', 'fewgpu.workshop.grading.child', exercise.name, str(file), str(seed),
-                         str(folder), str(os.getpid())]
+        self._command = [sys.executable, '-P', '-m', 'fewgpu.workshop.grading.child', exercise.name, str(file),
+                         str(seed), str(folder), str(os.getpid())]
         self._done: dict[str, Outcome] = {}
         self._current, self._ended, self._fault = '', False, ''
         self._killed, self._signal = '', 0   # why we have ended the process; what has ended it otherwise

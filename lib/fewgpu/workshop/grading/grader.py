@@ -8,8 +8,8 @@
     def sizes(work: Work, random: Random) -> None:
         judge(...)                                 # or raise Failure(...)
 
-A check returns if the work keeps its law, and raises `Failure` if not. What it returns, a dict of texts, is shown beside
-and never graded. The points of all checks are 10. `after` names the checks that it builds upon.
+A check returns if the work keeps its law, and raises `Failure` if not. What it returns, a dict of texts, is shown
+beside and never graded. The points of all checks are 10. `after` names the checks that it builds upon.
 """
 
 from collections.abc import Callable, Sequence
@@ -75,7 +75,8 @@ class Check:
     seconds: float = SECONDS
 
 
-def check(title: str, *, points: int, after: Sequence[str] = (), seconds: float = SECONDS) -> Callable[[Callable], Check]:
+def check(title: str, *, points: int, after: Sequence[str] = (),
+          seconds: float = SECONDS) -> Callable[[Callable], Check]:
     """Makes a check of a function of (work, random); the function's name is the check's stable id."""
     def made(function: Callable) -> Check:
         return Check(function.__name__, title, points, function, tuple(after), seconds)

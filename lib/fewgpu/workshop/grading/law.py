@@ -51,8 +51,8 @@ def judge(cases: Iterable[Case], answer: Callable[[Case], Any], truth: Callable[
     it is not asked where there is none, because the code raised or returned None.
 
     The misconception is the first suspect that would have given the learner's answers in every case, and if there is
-    none, the first that explains all those that fail. Where no suspect does and the learner's code raised, its exception
-    is what is reported.
+    none, the first that explains all those that fail. Where no suspect does and the learner's code raised, its
+    exception is what is reported.
 
     `same` compares two answers (default: `equal`, and what `Law` and `Like` say). `lines` is where to look when no
     line raised.
@@ -68,7 +68,8 @@ def judge(cases: Iterable[Case], answer: Callable[[Case], Any], truth: Callable[
         return
     case, got, wanted, _ = wrong[0]
     named = _suspected(suspects, given, same) or _suspected(suspects, wrong, same)
-    shown_case = tell(case, got, wanted) if tell else f'case      {shown(case)}\nyours     {shown(got)}\nexpected  {shown(wanted)}'
+    shown_case = (tell(case, got, wanted) if tell else
+                  f'case      {shown(case)}\nyours     {shown(got)}\nexpected  {shown(wanted)}')
     if isinstance(got, BaseException):
         raise InCase(got, shown_case, named)
     if not named and (got is None or isinstance(got, list) and got and all(part is None for part in got)):
@@ -135,8 +136,10 @@ def equal(one: Any, other: Any) -> bool:
 def close(one: Any, other: Any, *, tolerance: float = 1e-9) -> bool:
     """As `equal`, but numbers may differ by rounding: `tolerance` times the largest of them. Graders take float64."""
     if isinstance(other, torch.Tensor):
-        return (isinstance(one, torch.Tensor) and one.shape == other.shape and one.dtype == other.dtype
-                and bool(((one - other).abs() <= tolerance * max(float(other.abs().max()) if other.numel() else 0.0, 1.0)).all()))
+        if not isinstance(one, torch.Tensor) or one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        largest = float(other.abs().max()) if other.numel() else 0.0
+        return bool(((one - other).abs() <= tolerance * max(largest, 1.0)).all())
     if isinstance(other, float):
         return isinstance(one, (int, float)) and abs(one - other) <= tolerance * max(abs(other), 1.0)
     if isinstance(other, (list, tuple)):

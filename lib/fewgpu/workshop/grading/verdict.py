@@ -95,7 +95,8 @@ class Verdict:
 def outcome(data: dict[str, Any]) -> Outcome:
     """An outcome from plain data. Raises KeyError, TypeError or AttributeError for other data."""
     lines = [_typed(Line, line) for line in data['lines']]
-    return _typed(Outcome, {**data, 'lines': lines, 'figures': {str(key): str(text) for key, text in data['figures'].items()}})
+    figures = {str(key): str(text) for key, text in data['figures'].items()}
+    return _typed(Outcome, {**data, 'lines': lines, 'figures': figures})
 
 
 def _typed(cls: type, data: dict[str, Any]) -> Any:

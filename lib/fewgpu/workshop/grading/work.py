@@ -55,8 +55,9 @@ class Work:
         if name.startswith('_'):
             raise AttributeError(name)
         if name not in vars(self._module):
-            raise Failure(f'There is no `{name}` in {self._path.name}; `./workshop.py reset {self._path.name[:2]}` brings '
-                          f'the exercise as it was, and keeps a copy of yours.', misconception='missing-function')
+            raise Failure(f'There is no `{name}` in {self._path.name}; `./workshop.py reset {self._path.name[:2]}` '
+                          f'brings the exercise as it was, and keeps a copy of '
+                          f'yours.', misconception='missing-function')
         value = getattr(self._module, name)
         for node in _definitions(self._tree):
             if node.name == name and _is_empty(node) and _made_by(node, value):
@@ -120,7 +121,8 @@ class Work:
 
 
 def _definitions(tree: ast.AST) -> list[ast.FunctionDef | ast.ClassDef]:
-    return [node for node in ast.iter_child_nodes(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+    return [node for node in ast.iter_child_nodes(tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
 
 
 def _made_by(node: ast.FunctionDef | ast.ClassDef, value: Any) -> bool:
@@ -152,8 +154,10 @@ def _unreadable(error: SyntaxError, path: Path) -> Failure:
     if error.lineno is None or re.search('null bytes|codec|encoding', error.msg):
         return Failure(f'It is no text in UTF-8: save it as such ({error.msg}).', misconception='syntax-error')
     if error.filename != str(path):   # of a file beside it
-        return Failure(f'{error.msg} ({Path(error.filename or "").name}, line {error.lineno}).', misconception='syntax-error')
+        return Failure(f'{error.msg} ({Path(error.filename or "").name}, line {error.lineno}).',
+                       misconception='syntax-error')
     where = (error.text or '').rstrip('\n')[:MOST_TEXT]
     caret = re.sub(r'[^\t]', ' ', where[:max((error.offset or 1) - 1, 0)]) + '^'   # a tab stays one
     return Failure(f'{error.msg[:1].upper()}{error.msg[1:]}.', misconception='syntax-error',
-                   case=f'{where}\n{caret}'.expandtabs(4) if where.strip() else '', lines=[Line(error.lineno or 1, where)])
+                   case=f'{where}\n{caret}'.expandtabs(4) if where.strip() else '',
+                   lines=[Line(error.lineno or 1, where)])

@@ -35,7 +35,8 @@ class Calls(TorchFunctionMode):
         given = args[0] if args else kwargs.get('data', kwargs.get('obj'))
         if func in (torch.as_tensor, torch.asarray) and isinstance(given, torch.Tensor):
             return self.gpus.move(func(*args, **kwargs), device)
-        if func is torch.tensor and isinstance(given, torch.Tensor) and (source := self.gpus.device_of(given)) != device:
+        if (func is torch.tensor and isinstance(given, torch.Tensor)
+                and (source := self.gpus.device_of(given)) != device):
             self.gpus.note_move(given, source, device)
         with self.gpus.making(device):
             result = func(*args, **kwargs)

@@ -27,7 +27,8 @@ def reset(exercise: Annotated[str, typer.Argument(metavar='NN', help='Its number
         else:
             copy = keep_copy(file)
             write(file, text)
-            out.print(Text(f'{name} is as it was in the beginning. Yours is kept as {words.near(copy, asked_for.root)}.'))
+            out.print(Text(f'{name} is as it was in the beginning. Yours is kept as '
+                           f'{words.near(copy, asked_for.root)}.'))
     except OSError as error:
         out.print(Text(f'{name} could not be reset, and is as it was: {words.why(error)}.'))
         raise typer.Exit(1) from None

@@ -15,7 +15,7 @@ def main(key: str, work: str, report: str) -> None:
     given = json.loads(Path(work).read_text(encoding='utf-8'))
     todo = Work(**{**given, 'balance': tuple(given['balance'])})
     if key in SWEEPS:
-        found = SWEEPS[key](todo)
+        found = SWEEPS[key][1](todo)
     else:
         outcome = SYSTEMS[key][1](todo)
         outcome.state.clear()   # a report says what was measured; weights are no part of it

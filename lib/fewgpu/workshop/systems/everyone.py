@@ -4,7 +4,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,37 +17,44 @@ from rich.table import Table
 from fewgpu import plot
 from fewgpu.workshop import machine
 from fewgpu.workshop.process import run_to_end
+from fewgpu.workshop.systems.sweeps import SWEEPS
+from fewgpu.workshop.systems.trainers import SYSTEMS
 from fewgpu.workshop.systems.verdicts import SERVERS, conclude, growth
 from fewgpu.workshop.systems.work import WARM_UP, Work
 
-KEYS = ('plain', 'data-parallel', 'model-parallel', 'gpipe', '1f1b', 'pipedream', '2bw', 'zero', 'spilled')
-NAMES = ('plain, one device', 'data parallel', 'model parallel', 'GPipe', '1F1B', 'PipeDream', 'PipeDream-2BW', 'ZeRO-3',
-         'spilled (Hydra)')
-SWEEPS = {'sweep-chunks': 'more micro-batches', 'sweep-batch': 'larger batches', 'sweep-depth': 'deeper pipelines'}
+NAMES = {key: name for key, (name, _) in SYSTEMS.items()}
+STEADY = 0.7   # of what a core does alone, that it must do beside the others
 Found = dict[str, dict[str, Any]]
 
 
 def compare_all(console: Console, work: Work, out: Path) -> bool:
     """Run every system, show what came of them; did all of them get through?"""
-    steady = _introduce(console, work)
+    _introduce(console, work)
     found: Found = {}
-    begun = time.perf_counter()
-    wanted = dict(zip(KEYS, NAMES)) | SWEEPS
+    begun, shares = time.perf_counter(), []
+    wanted = NAMES | {key: name for key, (name, _) in SWEEPS.items()}
     with tempfile.TemporaryDirectory() as folder:
         for number, (key, name) in enumerate(wanted.items(), 1):
             console.print(f'{number}/{len(wanted)}  [bold]{name}[/]{_left(begun, number - 1, len(wanted))}')
+            shares.append(efficiency(work))
             report = _one(console, key, work, Path(folder))
             if report is not None:
                 found[key] = report
     console.print()
     console.print(table(found))
     console.print(_caption(work), style='dim')
-    picture(found, work).savefig(out / 'systems.png', dpi=150)
-    (out / 'systems.json').write_text(json.dumps({'work': asdict(work), 'machine': machine.describe(), **found}, indent=1),
-                                      encoding='utf-8')
+    _write(found, work, out)
+    steady, why = is_steady(shares, len(machine.gpus()), work)
+    console.print(why, soft_wrap=True)
     conclude(found, steady)
     console.print(f'\nPicture: {out / "systems.png"}\nFigures: {out / "systems.json"}', soft_wrap=True)
     return found.keys() == wanted.keys()
+
+
+def _write(found: Found, work: Work, out: Path) -> None:
+    picture(found, work).savefig(out / 'systems.png', dpi=150)
+    figures = {'work': asdict(work), 'machine': machine.describe(), **found}
+    (out / 'systems.json').write_text(json.dumps(figures, indent=1), encoding='utf-8')
 
 
 def _left(begun: float, done: int, all_: int) -> str:
@@ -59,40 +66,55 @@ def _left(begun: float, done: int, all_: int) -> str:
 
 
 def _caption(work: Work) -> str:
-    return (f'Batch {work.batch} in {_count(work.chunks, "micro-batch", "es")}, balance {",".join(map(str, work.balance))}. Busy '
-            'share: of the time of a step, in which a device computes (on GPUs only pipelines tell). Staleness: updates between the weights of a '
-            f'gradient and its use. Memory was counted in the first {WARM_UP} mini-batches, speed measured in the others. '
-            "Accuracy: with batch norm's statistics taken anew over training images, for everyone alike. "
-            'Plain and spilled have one of the devices only.\n')
+    balance = ','.join(map(str, work.balance))
+    return (f'Batch {work.batch} in {_count(work.chunks, "micro-batch", "es")}, balance {balance}. Busy share: of the '
+            'time of a step, in which a device computes (on GPUs only pipelines tell). Staleness: updates between the '
+            f'weights of a gradient and its use. Memory was counted in the first {WARM_UP} mini-batches, speed '
+            "measured in the others. Accuracy: with batch norm's statistics taken anew over training images, for "
+            'everyone alike. Plain and spilled have one of the devices only.\n')
 
 
 def _count(number: int, what: str, plural: str = 's') -> str:
     return f'{number} {what}{"" if number == 1 else plural}'
 
 
-def _introduce(console: Console, work: Work) -> bool:
-    """Say what machine this is; may conclusions be drawn from times?"""
+def _introduce(console: Console, work: Work) -> None:
+    """Say what machine this is."""
     gpus, cores = machine.gpus(), machine.cores()
     console.print(f'[bold]{work.arch}[/] on MNIST, {_count(work.samples, "sample")}, {_count(work.devices, "device")}; '
-                  f'{", ".join(gpus) or _count(cores, "core") + ", no GPU"}. Nine systems and three sweeps: some four minutes on two '
-                  'quiet cores.')
+                  f'{", ".join(gpus) or _count(cores, "core") + ", no GPU"}. Nine systems and three sweeps: some four '
+                  'minutes on two quiet cores.')
     if work.pace:
-        console.print(f'{_count(work.devices, "device")} on {_count(cores, "core")}: each is paced, and computes at {work.pace:.0%} of the '
-                      'speed of a core, so that all can work at once.')
-    if gpus:
-        return len(gpus) >= work.devices
-    threads = min(work.devices, cores)
-    efficiency = machine.two_core_efficiency(threads)
-    busy = '' if efficiency > 0.7 else ' That is little: another program is at work, and no conclusions are drawn from speeds.'
-    console.print(f'{_count(threads, "thread")} that multiply matrices reach, each, {efficiency:.0%} of what one reaches alone.{busy}')
-    return efficiency > 0.7
+        console.print(f'{_count(work.devices, "device")} on {_count(cores, "core")}: each is paced, and computes at '
+                      f'{work.pace:.0%} of the speed of a core, so that all can work at once.')
+
+
+def efficiency(work: Work) -> float | None:
+    """Of cores that compute at once, of what one does alone, at this moment. None on GPUs: it is not measured."""
+    return None if machine.gpus() else machine.two_core_efficiency(min(work.devices, machine.cores()), seconds=1.0)
+
+
+def is_steady(shares: Sequence[float | None], gpus: int, work: Work) -> tuple[bool, str]:
+    """May conclusions be drawn from times, by an `efficiency` taken before each system, or by the number of GPUs?
+    And a sentence that says why."""
+    measured = [share for share in shares if share is not None]
+    if not measured:
+        few = '' if gpus >= work.devices else (' There are fewer of them than devices: no conclusions are drawn from '
+                                               'speeds.')
+        return gpus >= work.devices, f'Whether other programs used the GPUs meanwhile was not measured.{few}'
+    worst = min(measured)
+    busy = ('' if worst > STEADY else ' That is little: another program was at work, and no conclusions are drawn from '
+                                      'speeds.')
+    return worst > STEADY, (f'Cores that multiply matrices at once reached, each, {worst:.0%} of what one reaches '
+                            f'alone, at worst; it was measured before every system.{busy}')
 
 
 def _one(console: Console, key: str, work: Work, folder: Path) -> dict[str, Any] | None:
     """Run one in a process of its own; its report."""
     given, report = folder / 'work.json', folder / f'{key}.json'
     given.write_text(json.dumps(asdict(work)), encoding='utf-8')
-    code, complaint = run_to_end([sys.executable, '-P', '-m', 'fewgpu.workshop.systems.contest', key, str(given), str(report)])
+    code, complaint = run_to_end([sys.executable, '-P', '-m', 'fewgpu.workshop.systems.contest', key, str(given),
+                                  str(report)])
     if code == 0 and report.exists():
         return json.loads(report.read_text(encoding='utf-8'))
     console.print(f'{key} failed: {complaint or f"exit code {code}"}; the others go on.', style='bold', markup=False)
@@ -101,16 +123,19 @@ def _one(console: Console, key: str, work: Work, folder: Path) -> dict[str, Any]
 
 def table(found: Found) -> Table:
     """A row a system."""
-    shown = Table(title='All systems, the same work and devices', title_justify='left', box=box.SIMPLE_HEAD, padding=(0, 1))
-    shown.add_column('', no_wrap=True, min_width=max(map(len, NAMES)))   # in a narrow window the lists of shares wrap
-    for heading in ('samples\na second', 'over\nplain', 'busy share, %', 'peak MB\na device', 'stale-\nness', 'loss', 'test\nacc.'):
+    shown = Table(title='All systems, the same work and devices', title_justify='left', box=box.SIMPLE_HEAD,
+                  padding=(0, 1))
+    shown.add_column('', no_wrap=True, min_width=max(map(len, NAMES.values())))   # if narrow, lists of shares wrap
+    for heading in ('samples\na second', 'over\nplain', 'busy share, %', 'peak MB\na device', 'stale-\nness', 'loss',
+                    'test\nacc.'):
         shown.add_column(heading, justify='right')
     plain = found.get('plain', {}).get('samples_per_second')
-    for key, name in zip(KEYS, NAMES):
+    for key, name in NAMES.items():
         if (one := found.get(key)) is None:
             shown.add_row(name, 'failed')
             continue
-        shown.add_row(name, f"{one['samples_per_second']:.1f}", f"{one['samples_per_second'] / plain:.2f}x" if plain else '-',
+        speed = one['samples_per_second']
+        shown.add_row(name, f'{speed:.1f}', f'{speed / plain:.2f}x' if plain else '-',
                       ' '.join(f'{100 * share:.0f}' for share in one['busy']) or '-',
                       ' '.join(f'{size / 1e6:.0f}' for size in one['peak']), str(one['staleness']),
                       f"{one['loss']:.3f}", f"{one['accuracy']:.1%}")
@@ -120,20 +145,20 @@ def table(found: Found) -> Table:
 def picture(found: Found, work: Work) -> Figure:
     """Speed and memory of every system; below, the sweeps."""
     figure = plot.Picture(figsize=(13.0, 7.5), layout='constrained')
-    figure.suptitle(f'{work.arch} on MNIST, {_count(work.devices, "device")}, batch {work.batch}', x=0.008, ha='left', fontsize=10)
+    figure.suptitle(f'{work.arch} on MNIST, {_count(work.devices, "device")}, batch {work.batch}', x=0.008, ha='left',
+                    fontsize=10)
     grid = figure.add_gridspec(2, 8, height_ratios=[1.4, 1.0])
-    names = dict(zip(KEYS, NAMES))
-    there = [key for key in KEYS if key in found]
-    plot.bars({names[key]: found[key]['samples_per_second'] for key in there}, figure.add_subplot(grid[0, :4]),
+    there = [key for key in NAMES if key in found]
+    plot.bars({NAMES[key]: found[key]['samples_per_second'] for key in there}, figure.add_subplot(grid[0, :4]),
               title='Samples a second')
-    plot.bars({names[key]: max(found[key]['peak']) / 1e6 for key in there}, figure.add_subplot(grid[0, 4:]),
+    plot.bars({NAMES[key]: max(found[key]['peak']) / 1e6 for key in there}, figure.add_subplot(grid[0, 4:]),
               title='Peak MB of the fullest device')
     if one := found.get('sweep-chunks'):
         plot.lines({'GPipe': (one['counts'], one['speeds'])}, figure.add_subplot(grid[1, :2]), log='x',
                    title='Micro-batches', x='micro-batches', y='samples/sec')
     if one := found.get('sweep-batch'):
-        plot.lines({name: (one['sizes'], one[name]) for name in ('plain', 'pipeline')}, figure.add_subplot(grid[1, 2:4]),
-                   log='x', title='Batch', x='batch', y='samples/sec')
+        plot.lines({name: (one['sizes'], one[name]) for name in ('plain', 'pipeline')},
+                   figure.add_subplot(grid[1, 2:4]), log='x', title='Batch', x='batch', y='samples/sec')
     if one := found.get('sweep-depth'):
         plot.lines({'a device': (one['depths'], one['per_device'])}, figure.add_subplot(grid[1, 4:6]), log='x',
                    title='Depth (virtual time)', x='stages', y='samples/sec a device')

@@ -53,9 +53,9 @@ def depths(work: Work) -> dict[str, Any]:
     for each device, and the fullest device's bytes."""
     model, sample = work.model(), scatter(work.batches[0][0], work.chunks)[0]
     layers = profile(model, sample, timeout=2.0)
-    depths = [depth for depth in DEPTHS if depth <= len(layers)]
-    found: dict[str, Any] = {'depths': depths, 'per_device': [], 'bytes': []}
-    for depth in depths:
+    tried = [depth for depth in DEPTHS if depth <= len(layers)]
+    found: dict[str, Any] = {'depths': tried, 'per_device': [], 'bytes': []}
+    for depth in tried:
         balance = cut([layer.forward + layer.backward for layer in layers], depth)
         ends = [sum(balance[:stage + 1]) for stage in range(depth)]
         parts = [layers[end - count:end] for end, count in zip(ends, balance)]
@@ -69,5 +69,7 @@ def depths(work: Work) -> dict[str, Any]:
     return found
 
 
-SWEEPS: dict[str, Callable[[Work], dict[str, Any]]] = {
-    'sweep-chunks': micro_batches, 'sweep-batch': batches, 'sweep-depth': depths}
+#: {key: (what it is called, what runs it)}.
+SWEEPS: dict[str, tuple[str, Callable[[Work], dict[str, Any]]]] = {
+    'sweep-chunks': ('more micro-batches', micro_batches), 'sweep-batch': ('larger batches', batches),
+    'sweep-depth': ('deeper pipelines', depths)}

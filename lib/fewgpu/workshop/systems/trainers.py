@@ -1,6 +1,5 @@
 """How each system trains: one function a system, from the work to what came of it."""
 
-import queue
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -52,7 +51,7 @@ def pipeline(work: Work, schedule: str, *, chunks: int | None = None) -> Outcome
     def train(batches: Sequence[Batch]) -> float:
         return trainer.train(batches)[-1].item()
 
-    outcome = _measured(work, train, trainer.devices, trainer.state_dict, late=late, clock=worker_time)
+    outcome = _measured(work, train, trainer.devices, trainer.state_dict, late=late)
     if not outcome.busy:   # GPUs: their spans are measured among their kernels
         outcome.busy = trainer.trace.busy_share
     return outcome
@@ -74,9 +73,10 @@ def spilled(work: Work) -> Outcome:
 def on_ranks(work: Work, zero: int = 0) -> Outcome:
     """Data parallelism, a rank a device; with `zero` its model states are sharded (stage 1, 2 or 3)."""
     outcomes = launch(partial(_rank, work, zero), work.devices)
-    first = outcomes[0]
+    first, rows = outcomes[0], [len(part) for part in torch.arange(work.batch).tensor_split(work.devices)]
+    loss = sum(one.loss * count for one, count in zip(outcomes, rows)) / work.batch   # each has that of its own rows
     return Outcome(min(one.samples_per_second for one in outcomes), [share for one in outcomes for share in one.busy],
-                   [one.peak[0] for one in outcomes], 0, first.loss, first.accuracy, first.state)
+                   [one.peak[0] for one in outcomes], 0, loss, first.accuracy, first.state)
 
 
 def _rank(work: Work, zero: int) -> Outcome:
@@ -105,39 +105,20 @@ def _rank(work: Work, zero: int) -> Outcome:
 
 
 def _measured(work: Work, train: Train, devices: Sequence[Device], state: Callable[[], dict[str, Any]], *,
-              late: int = 0, clock: Callable[[Device], float] = lambda device: time.thread_time()) -> Outcome:
-    """Count memory in the first mini-batches, measure the speed of all others. `clock` gives the seconds for which
-    the thread that computes for a device has had a core."""
+              late: int = 0) -> Outcome:
+    """Count memory in the first mini-batches, measure the speed of all others."""
     reset_peaks(devices)   # what was needed to set it up is over
     train(work.batches[:WARM_UP])
     most = peaks(devices)
     for device in devices:
         device.unmeter()
-    begun, computed = time.perf_counter(), [clock(device) for device in devices]
+    begun, before = time.perf_counter(), [device.computed for device in devices]
     loss = train(work.batches[WARM_UP:])
-    seconds, after = time.perf_counter() - begun, [clock(device) for device in devices]
+    seconds = time.perf_counter() - begun
     samples = sum(len(x) for x, _ in work.batches[WARM_UP:])
-    shares = [share for device, since, until in zip(devices, computed, after)
-              for share in computing(device, until - since, seconds)]
+    shares = [(device.computed - since) / seconds for device, since in zip(devices, before) if device.is_virtual]
     values = {name: tensor.cpu() for name, tensor in state().items()}
     return Outcome(samples / seconds, shares, most, late, loss, work.accuracy(values), values)
-
-
-def worker_time(device: Device) -> float:
-    """The seconds for which the worker of a device has had a core so far."""
-    answer: queue.SimpleQueue[float] = queue.SimpleQueue()
-    device.submit(lambda: answer.put(time.thread_time()))
-    return answer.get()
-
-
-def computing(device: Device, computed: float, seconds: float) -> list[float]:
-    """The share of `seconds` in which the device computes, of a thread that had a core for `computed` seconds.
-
-    A paced device takes `computed / pace`. Empty for a GPU: what its thread does says nothing about it.
-    """
-    if not device.is_virtual:
-        return []
-    return [min(1.0, computed / (device.pace or 1.0) / seconds)]
 
 
 #: {key: (what it is called, how it trains)}, in the order of the table.

@@ -7,9 +7,9 @@ from fewgpu.planner.cluster import preset
 from fewgpu.planner.growth import communication_share
 from fewgpu.planner.known import known
 from fewgpu.workshop.claims import Claims
+from fewgpu.workshop.noise import NOISE, both, faster
 
 Found = Mapping[str, Mapping[str, Any]]
-NOISE = 0.05   # speeds that are closer to each other are taken for equal
 POINTS = 0.05  # of a step, by which the share of communication must grow, to be called growing
 PIPELINES = ('gpipe', '1f1b', 'pipedream', '2bw')
 SERVERS = (1, 2, 4, 8, 16)                     # of which the cost model tells the share of communication
@@ -32,22 +32,22 @@ def conclude(found: Found, steady: bool) -> None:
     claims.test('C05', grows(shares), '; '.join(
         f'{name} {each[1]:.0%} of a step with {SERVERS[1]} machines, {each[-1]:.0%} with {SERVERS[-1]}'
         for name, each in shares.items()), by='the cost model',
-        because=f'Yes means by {POINTS:.0%} of a step or more. One V100 a machine, 25 Gbit/s between them, 32 images a GPU, '
-                'no overlap with the backward.')
+        because=f'Yes means by {POINTS:.0%} of a step or more. One V100 a machine, 25 Gbit/s between them, 32 images '
+                'a GPU, no overlap with the backward.')
 
 
 def _pipelines(claims: Claims, found: Found, steady: bool) -> None:
     """C46: every pipeline, not the best of them, against model parallelism, and against data parallelism and ZeRO."""
     speed = {key: found[key]['samples_per_second'] for key in (*PIPELINES, 'model-parallel', 'data-parallel', 'zero')}
     rival = max(speed['data-parallel'], speed['zero'])
-    better = [key for key in PIPELINES if speed[key] > speed['model-parallel']]
-    faster = [key for key in PIPELINES if speed[key] > rival]
-    claims.test('C46', len(better) == len(faster) == len(PIPELINES) if steady else None,
-                f'{len(better)} of {len(PIPELINES)} pipelines are faster than model parallelism, {len(faster)} than data '
-                'parallelism and ZeRO, which is data parallel, too; samples/sec: '
+    over_naive, over_data = ([faster(speed[key], other) for key in PIPELINES]
+                             for other in (speed['model-parallel'], rival))
+    claims.test('C46', both(*over_naive, *over_data) if steady else None,
+                f'{over_naive.count(True)} of {len(PIPELINES)} pipelines are faster than model parallelism, '
+                f'{over_data.count(True)} than data parallelism and ZeRO, which is data parallel, too; samples/sec: '
                 + ', '.join(f'{key} {one:.1f}' for key, one in speed.items()),
-                because=('' if steady else UNSTEADY) + 'Here the model fits every device, and gradients stay in one '
-                        'machine, which is when data parallelism does best.')
+                because=('' if steady else UNSTEADY) + f'Faster means by {NOISE:.0%} or more. Here the model fits '
+                        'every device, and gradients stay in one machine, which is when data parallelism does best.')
 
 
 def optimum(speeds: list[float]) -> bool | None:
@@ -62,9 +62,10 @@ def optimum(speeds: list[float]) -> bool | None:
 def _optimum(claims: Claims, chunks: Mapping[str, Any], steady: bool) -> None:
     """C15."""
     claims.test('C15', optimum(chunks['speeds']) if steady else None, ', '.join(
-        f'{count}: {speed:.1f}' for count, speed in zip(chunks['counts'], chunks['speeds'])) + ' samples/sec by micro-batches',
-        because=('' if steady else UNSTEADY) + f'Yes means that fewest and most are both slower than the best by {NOISE:.0%} '
-                'or more, and no verdict that neither is.')
+        f'{count}: {speed:.1f}' for count, speed in zip(chunks['counts'], chunks['speeds']))
+                + ' samples/sec by micro-batches',
+        because=('' if steady else UNSTEADY) + 'Yes means that fewest and most are both slower than the best by '
+                f'{NOISE:.0%} or more, and no verdict that neither is.')
 
 
 def larger(sizes: list[int], plainly: list[int], piped: list[int]) -> tuple[int, int] | None:
@@ -83,15 +84,16 @@ def _larger(claims: Claims, sizes: Mapping[str, Any]) -> None:
                 'only one size of batch was measured' if pair is None else
                 f'in the {held} that batch {pair[0]} takes plainly, no device of a pipeline needs more for '
                 + (f'batch {pair[1]}' if pair[1] else 'no size that was tried'),
-                because='Sizes are doubled, so that less than twice the batch is not seen. Of balancing this says nothing.')
+                because='Sizes are doubled, so that less than twice the batch is not seen. Of balancing this says '
+                        'nothing.')
 
 
 def _deeper(claims: Claims, sizes: Mapping[str, Any], deep: Mapping[str, Any], steady: bool) -> None:
     """C32: batches are measured, depths simulated."""
     speeds = sizes['pipeline']
     enough = steady and len(speeds) > 1 and len(deep['depths']) > 1
-    claims.test('C32', (speeds[-1] > (1 + NOISE) * speeds[0] and deep['per_device'][-1] < (1 - NOISE) * deep['per_device'][0]
-                        and deep['bytes'][-1] < deep['bytes'][0]) if enough else None,
+    claims.test('C32', both(faster(speeds[-1], speeds[0]), faster(deep['per_device'][0], deep['per_device'][-1]),
+                            deep['bytes'][-1] < deep['bytes'][0]) if enough else None,
                 f'pipeline, measured: {speeds[0]:.1f} samples/sec at batch {sizes["sizes"][0]}, {speeds[-1]:.1f} at '
                 f'{sizes["sizes"][-1]}; simulated: a device of {deep["depths"][-1]} stages does '
                 f'{deep["per_device"][-1] / deep["per_device"][0]:.0%} of what it does alone, and holds '
