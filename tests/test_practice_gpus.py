@@ -224,3 +224,17 @@ def test_nothing_is_remembered_of_tensors_that_are_gone() -> None:
         layer.zero_grad()
         gc.collect()
         assert len(gpus._home) == 2 and {gpus.device_of(parameter) for parameter in layer.parameters()} == {ONE}
+
+
+def test_bytes_on_a_device_are_those_that_live_there(gpus: PretendGpus) -> None:
+    layer, x = nn.Linear(4, 2), torch.rand(3, 4)
+    assert gpus.bytes_on(ONE) == 0
+    layer.to(ONE)
+    there = x.to(ONE)
+    assert gpus.bytes_on(ONE) == 4 * (4 * 2 + 2 + 3 * 4) and gpus.bytes_on(TWO) == 0
+    view = there[1:]
+    assert gpus.bytes_on(ONE) == 4 * (4 * 2 + 2 + 3 * 4)
+    layer.to('cpu')
+    assert gpus.bytes_on(ONE) == 4 * 3 * 4
+    del there, view
+    assert gpus.bytes_on(ONE) == 0

@@ -81,6 +81,12 @@ class PretendGpus:
         size = tensor.numel() * tensor.element_size()
         self.moves.append(Move(source, destination, tuple(tensor.shape), size))
 
+    def bytes_on(self, device: torch.device) -> int:
+        """Of all that lives there now."""
+        with without_modes():
+            storages = [reference() for reference, where in [*self._home.values()] if where == device]
+            return sum(storage.nbytes() for storage in storages if storage is not None)
+
     @contextmanager
     def making(self, device: torch.device) -> Iterator[None]:
         """Inside, tensors that are made of nothing are on that device."""
