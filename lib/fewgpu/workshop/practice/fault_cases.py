@@ -1,5 +1,6 @@
 """Random runs of pipelines with one fault each, or none, clear enough to be told apart."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -8,6 +9,7 @@ from fewgpu.workshop.practice.rows import as_far_as_it_comes
 
 FAULTS = 'straggler', 'slow link', 'imbalance', 'out of memory', 'deadlock', 'loss scale', 'healthy'
 CUTS = 'straggler', 'slow link', 'imbalance'   # what another balance mends
+FAILURES = 'out of memory', 'deadlock'
 AMPLE = 10 ** 9
 
 
@@ -33,28 +35,39 @@ def unevenness(balance: tuple[int, ...], machine: Machine) -> float:
     return max(each) * len(each) / sum(each)
 
 
-def fastest(setting: Setting, machine: Machine) -> float:
-    """Seconds of a step with the best balance, all tried."""
-    return min(run(replace(setting, balance=balance), machine).seconds
-               for balance in balances(len(machine.layers), len(machine.slowness)))
+def others(setting: Setting, machine: Machine) -> Iterator[float]:
+    """Seconds of a step with each balance."""
+    return (run(replace(setting, balance=balance), machine).seconds
+            for balance in balances(len(machine.layers), len(machine.slowness)))
 
 
-def case_of(fault: str, random: Random, devices: int = 0) -> Case:
-    """One with that fault; tried until it is clear."""
+def case_of(fault: str, random: Random, devices: int = 0, variant: int = 2) -> Case:
+    """One with that fault; tried until it is clear. Variants 0 to 3 together have all looks of it."""
     while True:
         n = devices or random.choice((2, 3, 3, 4))   # of two devices' one link nobody can say that it is slow
-        if made := _case(fault, max(n, 3) if fault == 'slow link' else n, random):
+        made = _case(fault, max(n, 3) if fault == 'slow link' else n, random, variant)
+        if made and _is_variant(made, variant):
             return made
 
 
 def cases(random: Random, times: int, faults: tuple[str, ...] = FAULTS) -> list[Case]:
     """So many of each fault, on two devices first."""
-    return [case_of(fault, random, 2 if time == 0 else 3 if time == 1 else 0) for time in range(times)
-            for fault in faults]
+    return [case_of(fault, random, {0: 2, 1: 3}.get(time % 4, 0), time % 4)
+            for time in range(times) for fault in faults]
 
 
-def _case(fault: str, n: int, random: Random) -> Case | None:
-    machine = _machine(n, random)
+def _is_variant(case: Case, variant: int) -> bool:
+    if variant == 1 and case.fault == 'out of memory':
+        return case.record.peak[case.where] < max(case.record.peak)
+    if variant == 1 and case.fault == 'healthy':   # layers differ
+        return max(case.setting.balance) * len(case.setting.balance) > 1.4 * len(case.machine.layers)
+    if case.fault == 'deadlock':   # one that is not the first device's, and one that is not the last one's
+        return {1: case.where == 1, 2: case.where == 0 and len(case.record.rows) > 2}.get(variant, True)
+    return True
+
+
+def _case(fault: str, n: int, random: Random, variant: int) -> Case | None:
+    machine = _machine(n, random, {1: 2.5, 3: 0.7}.get(variant) or random.choice((0.7, 1.0, 2.5)))
     even = [balance for balance in balances(len(machine.layers), n) if unevenness(balance, machine) <= 1.25]
     if not even:
         return None
@@ -78,7 +91,8 @@ def _case(fault: str, n: int, random: Random) -> Case | None:
         if sorted(each)[-2] > 0.85 * each[where]:
             return None
     elif fault == 'loss scale':
-        setting = replace(setting, loss_scale=random.choice((1.0, 1.0, 1 / setting.chunks ** 2)))
+        setting = replace(setting, loss_scale={
+            0: 2 / setting.chunks, 2: 1.0}.get(variant % 4, 1 / setting.chunks ** 2))
     elif fault == 'deadlock':
         found = _standing_still(n, setting.chunks, random)
         if not found:
@@ -96,22 +110,20 @@ def _case(fault: str, n: int, random: Random) -> Case | None:
             return None
         machine = replace(machine, memory=tuple(most if device == where else 1.2 * peak
                                                 for device, peak in enumerate(free.peak)))
-    elif random.random() < 0.5:   # just enough
+    elif fault not in (*CUTS, *FAILURES) and random.random() < 0.5:   # just enough
         machine = replace(machine, memory=tuple(random.choice((1.01, 1.5, 4.0)) * peak for peak in free.peak))
-        if fault in CUTS:
-            machine = replace(machine, memory=(AMPLE,) * n)
     record = run(setting, machine)
     if not all(record.spans) or not all(record.messages):
         return None
-    if fault in CUTS and fastest(setting, machine) > 0.9 * record.seconds:   # nothing to mend
-        return None
+    if fault in CUTS and all(seconds > 0.9 * record.seconds for seconds in others(setting, machine)):
+        return None   # nothing to mend
     return Case(setting, machine, fault, where, record)
 
 
-def _machine(n: int, random: Random) -> Machine:
+def _machine(n: int, random: Random, age: float) -> Machine:
     layers = tuple(Layer(random.choice((1.0, 2.0, 3.0, 4.0)), random.choice((80, 160, 320, 640)),
                          random.choice((400, 800, 1200))) for _ in range(random.randrange(2 * n + 1, 2 * n + 5)))
-    age, pace = random.choice((0.7, 1.0, 2.5)), random.choice((0.0005, 0.001))
+    pace = random.choice((0.0005, 0.001))
     return Machine(layers, tuple(age * random.uniform(0.97, 1.03) for _ in range(n)),
                    tuple(pace * random.uniform(0.97, 1.03) for _ in range(n - 1)), (AMPLE,) * n)
 
