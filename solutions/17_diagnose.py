@@ -1,8 +1,8 @@
 """Exercise 17: what is wrong with this run? (about 40 minutes).
 
-A training that is slow or fails rarely says why. Idle devices are no proof: every pipeline has a bubble, and who waits
-is not who is slow. The record of one step says more, if each number is compared with what it should be. Here you find
-the fault in such records, and mend it by another setting.
+A training that is slow or fails rarely says why. Idle devices are no proof: every pipeline has a bubble, and who
+waits is not who is slow. The record of one step says more, if each number is compared with what it should be. Here
+you find the fault in such records, and mend it by another setting.
 
     ./workshop.py check 17       # is it right?
     ./workshop.py run exercises/17_diagnose.py
@@ -14,7 +14,8 @@ A record has (device d runs stage d; link k is between devices k and k + 1; all 
                          .schedule     'gpipe', '1f1b', or rows written by hand
                          .loss_scale   the mean loss of each micro-batch is multiplied by it before its backward
     record.layers        the profile, of each layer: .seconds of the forward of the whole mini-batch (a micro-batch
-                         takes 1 / chunks of it, and a backward twice as long as a forward), .output and .stash (bytes)
+                         takes 1 / chunks of it, and a backward twice as long as a forward), .output and .stash
+                         (bytes of what it returns, and of what it keeps for its backward)
     record.rows[d]       what device d should run, in order: ('F0', 'F1', 'B1', 'B0')
     record.spans[d]      what it has run: each has .kind ('F' or 'B'), .micro_batch, .start, .end. Waiting is between
                          spans, not in them. A device runs its row in order, so these are the first of its row.
@@ -40,8 +41,9 @@ def slowness(record: Record) -> list[float]:
     Of each device: the seconds of all its spans together, over the seconds that the profile says for the same
     operations. The step may have failed half-way, so count the operations that are there; there is at least one.
 
-        Device 1 has layers of 2 and 4 seconds, there are 4 micro-batches, and it has run F0, F1 and B1. By the profile
-        a forward takes (2 + 4) / 4 = 1.5 and a backward 3, together 6 seconds. Its spans are 9 long: slowness 1.5.
+        Device 1 has layers of 2 and 4 seconds, there are 4 micro-batches, and it has run F0, F1 and B1. By the
+        profile a forward takes (2 + 4) / 4 = 1.5 and a backward 3, together 6 seconds. Its spans are 9 long:
+        slowness 1.5.
     """
     # STEP 1: find the layers of each stage, what the profile says for its spans, and divide
     factors, first = [], 0
@@ -76,12 +78,12 @@ def diagnose(record: Record) -> tuple[str, int | None]:
                            losses of the micro-batches are added up, say, and not averaged
     ('straggler', d)       device d is slow: at least 1.5 times the slowness of the fastest device
     ('slow link', k)       link k is slow: a byte takes at least 1.5 times as long as on the fastest link
-    ('imbalance', d)       no device is slow, but stage d has most of the work: by the profile it has at least 1.5 times
-                           the average of all stages
+    ('imbalance', d)       no device is slow, but stage d has most of the work: by the profile it has at least 1.5
+                           times the average of all stages
     ('healthy', None)      nothing of all that. A bubble alone is no fault.
 
-    Without that fault such numbers are below 1.3, and norms equal up to rounding. All devices together may be slower or
-    faster than in the profile: that is no fault.
+    Without that fault such numbers are below 1.3, and norms equal up to rounding. All devices together may be slower
+    or faster than in the profile: that is no fault.
     """
     # STEP 3: first the errors, then the norms, then what is slow
     if 'out of memory' in record.error:
@@ -110,11 +112,12 @@ def mend(record: Record) -> Setting:
     - The step comes to its end, within the memory that there is, and the norms of the gradients are right: the mean
       loss of each micro-batch is multiplied by `loss_scale`, and all together have to give the mini-batch's mean.
     - straggler, slow link, imbalance: the balance is the best one for these devices and links, up to 5 %.
-    - out of memory, deadlock: the step takes as long as with '1f1b' and the same balance and chunks, up to 5 %.
+    - out of memory, deadlock: the step takes no longer than 'gpipe' or '1f1b' would with the same balance and chunks
+      and enough memory, up to 5 %.
     - Otherwise the step takes no longer than it did, up to 5 %. What is healthy may stay as it is.
 
-    You may change all of the setting: replace(record.setting, chunks=16) makes another one. Chunks can be 1 to 16. Two
-    helpers are there:
+    You may change all of the setting: replace(record.setting, chunks=16) makes another one. Chunks can be 1 to 16.
+    Two helpers are there:
 
         balances(5, 2)                          all balances of 5 layers on 2 devices: (1, 4), (2, 3), (3, 2), (4, 1)
         predict(record, setting, slow, paces)   the record that another setting would give, with its .seconds, .peak

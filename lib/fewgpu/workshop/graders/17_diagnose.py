@@ -49,7 +49,8 @@ MISCONCEPTIONS = {
     'idle-blamed': 'the device that waits most is blamed, and not the one that it waits for',
     'busy-is-slow': 'the device that computes longest is taken for a slow one; it may have more work: compare with the '
                     'profile',
-    'slow-is-work': 'a slow device is taken for one with too much work; by the profile the stages are about equal',
+    'slow-is-work': 'who computes longest is taken for one with too much work; the device may be slow: by the profile '
+                    'the stages are about equal',
     'long-messages': 'the link that is busy longest is taken for a slow one; its messages are larger: look at the '
                      'seconds of a byte',
     'more-layers': 'the stage with the most layers is taken for the one with the most work; layers differ',
@@ -91,8 +92,8 @@ HINTS = {
         outline='for each link: the sum of end - start, over the sum of bytes'),
     'the_fault': Hints(
         idea='Which numbers are certain, whatever else there is? `error` comes first, then the norms; both have '
-             'nothing to do with time. Of what is left: compare devices with each other, links with each other, stages by the '
-             'profile.',
+             'nothing to do with time. Of what is left: compare devices with each other, links with each other, stages '
+             'by the profile.',
         place='`diagnose`: one `if` for each fault. For a deadlock: what comes next on each device, an F or a B?',
         outline='out of memory: the device whose peak is larger than its own memory\n'
                 'any other error: the k where device k waits for a B, and device k + 1 for an F\n'
@@ -170,8 +171,8 @@ def few(random: Random, times: int = 2) -> list[Case]:
 @check("slowness is a device's seconds over the profile's", points=2)
 def slow_devices(work: Work, random: Random) -> None:
     judge(few(random), lambda case: listed(work.slowness(case.record)), slowness_of,
-          same=partial(close, tolerance=1e-6), suspects=slowness_guesses(), picture=drawn, lines=work.definition('slowness'),
-          tell=lambda case, got, wanted: told('slowness', case, got, short(wanted)))
+          same=partial(close, tolerance=1e-6), suspects=slowness_guesses(), picture=drawn,
+          lines=work.definition('slowness'), tell=lambda case, got, wanted: told('slowness', case, got, short(wanted)))
 
 
 @check('seconds a byte are those of all messages of a link', points=1)

@@ -147,7 +147,8 @@ def fault_guesses() -> list[Suspect]:
              and fault in ('straggler', 'imbalance') and where == busy(case.record).index(min(busy(case.record)))),
         fits('busy-is-slow', lambda case, fault, where: fault == 'straggler' != case.fault
              and where == most(busy(case.record))),
-        fits('slow-is-work', lambda case, fault, where: case.fault == 'straggler' and fault == 'imbalance'),
+        fits('slow-is-work', lambda case, fault, where: fault == 'imbalance' != case.fault
+             and where == most(busy(case.record))),
         fits('long-messages', lambda case, fault, where: fault == 'slow link' and where == most(message_seconds(case))),
         fits('more-layers', lambda case, fault, where: fault == 'imbalance'
              and where == most(case.setting.balance) and [fault, where] != [case.fault, case.where]),

@@ -7,7 +7,7 @@ from typing import Any
 
 from fewgpu.workshop.grading.law import Like, Suspect
 from fewgpu.workshop.practice.fault_cases import AMPLE, CUTS, Case, others, work
-from fewgpu.workshop.practice.faults import Machine, Setting, balances, plain_setting, run
+from fewgpu.workshop.practice.faults import LIKE, Machine, Setting, balances, plain_setting, run
 
 MARGIN = 1.05
 
@@ -45,7 +45,7 @@ def allowed(case: Case, setting: Setting) -> float:
         return min(_fastest(case.setting.chunks, case.setting.schedule, case.machine),
                    _fastest(setting.chunks, setting.schedule, case.machine))
     if case.fault in ('out of memory', 'deadlock'):
-        return run(replace(case.setting, schedule='1f1b'), ample).seconds
+        return max(run(replace(case.setting, schedule=schedule), ample).seconds for schedule in LIKE)
     return case.record.seconds
 
 
@@ -86,11 +86,11 @@ def mend_guesses() -> list[Suspect]:
         fits('wrong-way', lambda case, setting: case.fault in ('straggler', 'imbalance') and more_there(case, setting)),
         fits('equal-work', lambda case, setting: case.fault == 'straggler' and best_for(
             case, setting, slowness=(1.0,) * len(case.machine.slowness))),
-        fits('same-numbers', lambda case, setting: case.fault in CUTS
-             and max(setting.balance) - min(setting.balance) <= 1),
         fits('links-forgotten', lambda case, setting: case.fault == 'slow link'
              and (is_best_by_work(case, setting) or best_for(
                  case, setting, seconds_a_byte=(0.0,) * len(case.machine.seconds_a_byte)))),
+        fits('same-numbers', lambda case, setting: case.fault in CUTS
+             and max(setting.balance) - min(setting.balance) <= 1),
         fits('unchanged', lambda case, setting: setting == case.setting),
         fits('one-layer-left', lambda case, setting: case.fault == 'straggler' and setting.balance[case.where] == 1),
         fits('one-layer-moved', lambda case, setting: case.fault in CUTS
