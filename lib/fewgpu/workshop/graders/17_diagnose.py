@@ -54,6 +54,8 @@ MISCONCEPTIONS = {
     'long-messages': 'the link that is busy longest is taken for a slow one; its messages are larger: look at the '
                      'seconds of a byte',
     'more-layers': 'the stage with the most layers is taken for the one with the most work; layers differ',
+    'small-differences': 'the slowest device or link is taken for a fault, however little it differs: one is always the '
+                         'slowest; a fault makes it 1.5 times as slow as others',
     'bubble': 'nothing is wrong with that run: every pipeline has a bubble, and nothing is 1.5 times as slow as others',
     'unchanged': 'the setting is as it was, and so is the fault',
     'scale-left-behind': 'there are other chunks and the same loss_scale: the gradients have another size now',
@@ -68,9 +70,9 @@ MISCONCEPTIONS = {
     'equal-work': 'all devices get equal work, but one is slower: its share has to be smaller',
     'same-numbers': 'all devices have the same number of layers, whatever these cost, and how slow devices and links '
                     'are',
-    'links-forgotten': 'only the devices count here, but the slow link is what all wait for: cut where the output is '
-                       'small',
-    'one-layer-left': 'the slow device has a single layer left, and the others now take longer than it did need to',
+    'links-forgotten': 'that balance would be best if all links were fast, but the slow link is what all wait for: cut '
+                       'where the output is small',
+    'one-layer-left': 'the slow device has a single layer left, and the others now take longer than it did',
     'one-layer-moved': 'one layer has moved, and that is not the best balance yet: try all of them',
     'other-fault': 'the balance is the same, and it is what has to change: every device and link has its own pace',
     'same-memory': 'a device still keeps more than it has memory for',

@@ -152,5 +152,8 @@ def fault_guesses() -> list[Suspect]:
         fits('long-messages', lambda case, fault, where: fault == 'slow link' and where == most(message_seconds(case))),
         fits('more-layers', lambda case, fault, where: fault == 'imbalance'
              and where == most(case.setting.balance) and [fault, where] != [case.fault, case.where]),
+        fits('small-differences', lambda case, fault, where: fault != case.fault and (
+            fault == 'straggler' and where == most(case.machine.slowness)
+            or fault == 'slow link' and where == most(case.machine.seconds_a_byte))),
         fits('bubble', lambda case, fault, where: case.fault == 'healthy' != fault),
     ]
