@@ -54,8 +54,8 @@ MISCONCEPTIONS = {
     'long-messages': 'the link that is busy longest is taken for a slow one; its messages are larger: look at the '
                      'seconds of a byte',
     'more-layers': 'the stage with the most layers is taken for the one with the most work; layers differ',
-    'small-differences': 'the slowest device or link is taken for a fault, however little it differs: one is always the '
-                         'slowest; a fault makes it 1.5 times as slow as others',
+    'small-differences': 'the slowest device or link is taken for a fault, however little it differs: one is always '
+                         'the slowest; a fault makes it 1.5 times as slow as others',
     'bubble': 'nothing is wrong with that run: every pipeline has a bubble, and nothing is 1.5 times as slow as others',
     'unchanged': 'the setting is as it was, and so is the fault',
     'scale-left-behind': 'there are other chunks and the same loss_scale: the gradients have another size now',
@@ -186,7 +186,7 @@ def slow_links(work: Work, random: Random) -> None:
           tell=lambda case, got, wanted: told('seconds_a_byte', case, got, short(wanted)))
 
 
-@check('the fault is found, and where it is', points=4)
+@check('the fault is found, and where it is', points=4, seconds=30.0)
 def the_fault(work: Work, random: Random) -> dict[str, str]:
     tried = few(random, 4)
     judge(tried, lambda case: listed(work.diagnose(case.record)), lambda case: [case.fault, case.where],
@@ -195,7 +195,7 @@ def the_fault(work: Work, random: Random) -> dict[str, str]:
     return {'found': f'{len(tried)} runs, {len(FAULTS) - 1} kinds of fault and runs that have none'}
 
 
-@check('another setting mends it', points=3)
+@check('another setting mends it', points=3, seconds=30.0)
 def mended(work: Work, random: Random) -> dict[str, str]:
     def expected(case: Case) -> str:
         setting = read(case, case.setting)
