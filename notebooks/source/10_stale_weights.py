@@ -141,7 +141,8 @@ def versions_held(schedule, chunks=1):
                         optimizer=partial(torch.optim.SGD, lr=0.1))
     rows = torch.zeros(chunks, 64)
     pipeline.train([(rows, rows)] * 12)      # many mini-batches, no flush in between
-    return [max(span.live // (4 * 64 * 64) for span in row if span.op.kind == 'U') for row in pipeline.trace.rows]
+    return [max(span.live // (4 * 64 * 64) for span in row if span.op.kind == 'U')
+            for row in pipeline.trace.rows]
 
 
 compare(my_guess, versions_alive(pipedream(4, 12))[0], ' versions')
@@ -149,10 +150,11 @@ kept = {'plan': versions_alive(pipedream(4, 12)), 'counted': versions_held('pipe
 print(kept)
 
 # %%
-claims.test('C24', errors['stashing'] < 1e-6 < errors['no stashing'] and kept['counted'] == kept['plan'] == [4, 3, 2, 1],
-            f'with stashing the gradient of stage 0 is that of the weights of its forward, without it is off by '
-            f'{errors["no stashing"]:.0%}; the price: {", ".join(map(str, kept["counted"]))} versions on stages 0 to 3, '
-            f'where a flush needs one')
+claims.test('C24', errors['stashing'] < 1e-6 < errors['no stashing']
+            and kept['counted'] == kept['plan'] == [4, 3, 2, 1],
+            f'with stashing the gradient of stage 0 is that of the weights of its forward, without it is '
+            f'off by {errors["no stashing"]:.0%}; the price: {", ".join(map(str, kept["counted"]))} '
+            f'versions on stages 0 to 3, where a flush needs one')
 
 # %% [markdown]
 # ## The right version, everywhere
@@ -165,7 +167,8 @@ claims.test('C24', errors['stashing'] < 1e-6 < errors['no stashing'] and kept['c
 for name, rule in {'stashing': pipedream, 'vertical sync': partial(pipedream, vertical_sync=True)}.items():
     plan = rule(4, 12)
     ages = [[i - plan.version(s, i) for i in range(4, 8)] for s in range(4)]
-    print(f'{name:14} keeps {versions_alive(plan)}; mini-batches 4 to 7 are late by', *(age[0] for age in ages))
+    print(f'{name:14} keeps {versions_alive(plan)}; mini-batches 4 to 7 are late by',
+          *(age[0] for age in ages))
 
 # %% [markdown]
 # [exercises/11_weight_versions.py](../exercises/11_weight_versions.py) asks you for the version that each rule takes, for a
@@ -198,13 +201,13 @@ groups = two_bw(4, 16, update_every=4)
 taken = [groups.version(0, i) for i in range(16)]
 compare(my_guess, taken[9], '')
 print('versions of micro-batches 0 to 15:', *taken)
-plot.timeline(simulate(groups, Costs(F=1, B=2)), title='2BW: an update after four backwards, no flush', unit='units')
+plot.timeline(simulate(groups, Costs(F=1, B=2)), title='2BW: an update after four backwards', unit='units')
 
 # %%
 held = versions_held('2bw', chunks=4)
 claims.test('C28', taken == [max(i // 4 - 1, 0) for i in range(16)] and held == [2] * 4,
-            f'micro-batch i takes version max(i // 4 - 1, 0) on all stages; each stage held {max(held)} versions, '
-            f'counted in bytes, PipeDream {max(kept["counted"])}')
+            f'micro-batch i takes version max(i // 4 - 1, 0) on all stages; each stage held {max(held)} '
+            f'versions, counted in bytes, PipeDream {max(kept["counted"])}')
 
 # %% [markdown]
 # ## Does it learn?
