@@ -25,7 +25,7 @@ from fewgpu.alike import start_alike
 from fewgpu.balance.cut import cut
 from fewgpu.buckets import average_gradients
 from fewgpu.collectives import all_gather, all_reduce, broadcast
-from fewgpu.group import Group, verify_met
+from fewgpu.group import Group, come_to_make, verify_met
 from fewgpu.held import MakeOptimizer
 from fewgpu.loss import LossFn
 from fewgpu.partition import verify_module
@@ -134,7 +134,7 @@ def hybrid(module: nn.Sequential, balance: Iterable[int], *, replicas: int, part
     within a step; PeerError in a step, if a replica
     is gone or late.
     """
-    verify_met()
+    verify_met(time_limit)
     world_size = dist.get_world_size()
     if min(replicas, parts) < 1 or world_size % (replicas * parts):
         raise ValueError(f'{world_size} ranks cannot be shared out to {replicas} pipelines evenly: '
@@ -143,6 +143,7 @@ def hybrid(module: nn.Sequential, balance: Iterable[int], *, replicas: int, part
         raise ValueError('a loss scale does not know whether another tensor-parallel part has overflowed: train in '
                          'bfloat16, which needs none')
     grid = Grid(replicas, world_size // (replicas * parts), parts)
+    come_to_make(range(world_size), f'grid of {" x ".join(map(str, grid))} ranks', time_limit)
     replica, stage, part = grid.place(dist.get_rank())
     every_part = _own_group([[grid.rank(d, s, t) for t in range(parts)]
                              for d in range(replicas) for s in range(grid.stages)], time_limit) if parts > 1 else None
@@ -162,7 +163,7 @@ def _own_group(groups: Sequence[Sequence[int]], time_limit: float) -> Group:
 
 
 def parallelize(module: nn.Sequential, strategy: str, *, loss_fn: LossFn, optimizer: MakeOptimizer | None = None,
-                balance: Iterable[int] | None = None, **options: Any) -> Pipeline:
+                balance: Iterable[int] | None = None, time_limit: float = 60.0, **options: Any) -> Pipeline:
     """A plain model, trained on a grid of ranks by one call: the script stays what it was otherwise.
 
     `strategy` is replicas x stages, as '2x2', or replicas x stages x tensor-parallel parts, as '2x2x2': data,
@@ -181,12 +182,12 @@ def parallelize(module: nn.Sequential, strategy: str, *, loss_fn: LossFn, optimi
 
     Raises ValueError if the strategy does not fit the ranks.
     """
-    verify_met()
+    verify_met(time_limit)
     grid = Grid.of(strategy, dist.get_world_size())
     if balance is None:
         verify_module(module)
         sizes = [sum(p.numel() for p in layer.parameters()) for layer in module]
         balance = cut([size + max(1, sum(sizes) // (10 * len(sizes))) for size in sizes], grid.stages)
     options = {'chunks': 4 * grid.stages if grid.stages > 1 else 1, **options}
-    return hybrid(module, balance, replicas=grid.replicas, parts=grid.parts, loss_fn=loss_fn,
+    return hybrid(module, balance, replicas=grid.replicas, parts=grid.parts, time_limit=time_limit, loss_fn=loss_fn,
                   optimizer=optimizer, **options)

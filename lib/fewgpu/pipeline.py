@@ -93,7 +93,7 @@ class Pipeline(HeldState):
         verify_loss_scale(loss_scale, updates=optimizer is not None)
         self.chunks, self.checkpoint, self.time_limit, self.loss_scale = chunks, checkpoint, time_limit, loss_scale
         self.loss_fn, self._last = loss_fn, len(self.balance) - 1
-        if ranks is None and is_distributed(devices):
+        if ranks is None and is_distributed(devices, time_limit):
             from fewgpu.transport.ranks import Ranks   # threads can do without torch.distributed
             ranks = Ranks(time_limit=60.0 if time_limit is None else time_limit)
         self.ranks, self.replicas = ranks, replicas

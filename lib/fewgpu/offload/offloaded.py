@@ -89,7 +89,7 @@ class Offloaded:
         self.module, self.depth, self.loss_fn = module, verify_depth(depth, 'units'), loss_fn
         self._keep = 'input' if recompute else 'graph'
         self.device = device or choose_devices(1)[0]
-        together = is_distributed() and dist.get_world_size(group) > 1
+        together = is_distributed(None, time_limit) and dist.get_world_size(group) > 1
         self._ranks = Together(group, reading, time_limit) if together else Alone()
         self._turn, self.spans = turn_of(module), []
         self.store = store or HostStore()

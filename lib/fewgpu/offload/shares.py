@@ -18,6 +18,7 @@ from torch import nn
 from fewgpu.alike import start_alike
 from fewgpu.buckets import average
 from fewgpu.collectives import Group, all_gather, all_reduce, broadcast, reduce, reduce_scatter
+from fewgpu.group import new_group
 
 _ALIGNED = 64   # bytes
 
@@ -152,10 +153,8 @@ class Together(Alone):
         if reading not in ('slices', 'broadcast'):
             raise ValueError(f"every rank reads its own 'slices', or rank 0 reads all for a 'broadcast', not "
                              f'{reading!r}')
-        members = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self._gathering, self._reducing = (
-            Group(dist.new_group(members, use_local_synchronization=group is not None), time_limit)
-            for _ in range(2))   # for a thread each
+        self._gathering, self._reducing = (   # for a thread each
+            new_group(group, time_limit, 'Offloaded') for _ in range(2))
         self._reading, self.rank, self.size = reading, self._reducing.rank, self._reducing.size
 
     def share(self, parameters: Sequence[nn.Parameter]) -> Slices:

@@ -48,7 +48,7 @@ class Ranks:
     """
 
     def __init__(self, members: Sequence[int] | None = None, *, time_limit: float = 60.0) -> None:
-        verify_met()
+        verify_met(time_limit)
         world = range(dist.get_world_size())
         self.members = list(world if members is None else members)
         if len({*self.members} & {*world}) < len(self.members) or dist.get_rank() not in self.members:
