@@ -87,9 +87,9 @@ def is_distributed(devices: Sequence[Any] | None = None, time_limit: float | Non
 class Group:
     """The ranks of a process group of torch.distributed (all ranks by default).
 
-    Raises RuntimeError without ranks. `rank` and `size` are this rank's place and the number of ranks, `bytes_sent` counts what this
-    rank has sent. `time_limit` bounds every wait for a peer (seconds), the one for ranks of torchrun that are
-    still to meet included: PeerError.
+    Raises RuntimeError without ranks. `rank` and `size` are this rank's place and the number of ranks, `bytes_sent`
+    counts what this rank has sent. `time_limit` bounds every wait for a peer (seconds), the one for ranks of torchrun
+    that are still to meet included: PeerError.
 
     Collectives of several threads must not share a group: messages have an order, not names.
     """

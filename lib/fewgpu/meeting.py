@@ -54,7 +54,8 @@ def come_together(store: dist.Store, me: int, members: Sequence[int], what: str,
         raise _late(end, me, what)
     if len({*wanted.values()}) > 1:
         told = ', '.join(f'rank {rank} to {theirs}' for rank, theirs in wanted.items())
-        raise ValueError(f'the ranks have come to do different things: {told}: all ranks make the same, in the same order')
+        raise ValueError(f'the ranks have come to do different things: {told}: all ranks make the same, in the same '
+                         f'order')
 
 
 def _how_it_ended(store: dist.Store, place: str, me: int, members: Sequence[int], time_limit: float) -> str:
@@ -78,8 +79,8 @@ def _late(end: str, me: int, what: str) -> PeerError:
     """What to raise on this rank, of how it ended."""
     waited, seconds, missing = end.split('/')
     if str(me) in missing.split(', '):
-        return PeerError(f'rank {me} comes to {what} too late: rank {waited} has waited {seconds} s for it, and given up',
-                         int(waited))
+        return PeerError(f'rank {me} comes to {what} too late: rank {waited} has waited {seconds} s for it, and given '
+                         f'up', int(waited))
     company = '' if int(waited) == me else f', and rank {me} with it'
     return PeerError(f'after {seconds} s rank {waited} still waits for rank {missing} to {what}{company}',
                      int(missing.split(', ')[0]))

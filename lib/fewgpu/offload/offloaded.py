@@ -104,7 +104,7 @@ class Offloaded:
         kind, self._made = type(sample).__name__, options(sample)   # by what makes optimizers now
         self._facts = {'layout': layout, 'ranks': self._ranks.size, 'rank': self._ranks.rank, 'optimizer': kind}
         if is_new:
-            self._ranks.start_alike(self.module)
+            self._ranks.take_rank_0(self.module)
         elif self._versions.about['facts'] != self._facts:
             raise ValueError(f'the store holds another model, states of another optimizer, or was another rank\'s: it says '
                              f'{self._versions.about["facts"]}, and this is {self._facts}: give it a store of its own')

@@ -121,7 +121,7 @@ class Alone:
     def share(self, parameters: Sequence[nn.Parameter]) -> Whole:
         return Whole(parameters)
 
-    def start_alike(self, module: nn.Module) -> None:
+    def take_rank_0(self, module: nn.Module) -> None:
         """Everybody takes the parameters and buffers of rank 0."""
 
     def least(self, number: int) -> int:
@@ -160,7 +160,7 @@ class Together(Alone):
     def share(self, parameters: Sequence[nn.Parameter]) -> Slices:
         return Slices(parameters, self._gathering, self._reducing, self._reading)
 
-    def start_alike(self, module: nn.Module) -> None:
+    def take_rank_0(self, module: nn.Module) -> None:
         start_alike(module, self._reducing)
 
     def least(self, number: int) -> int:
