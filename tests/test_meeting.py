@@ -16,6 +16,8 @@ from fewgpu import DataParallel, Offloaded, ZeRO, launch
 from fewgpu.hybrid import parallelize
 from fewgpu.launch import RankDied
 from fewgpu.meeting import PeerError, come_together
+from fewgpu.transport import Deadlock
+from fewgpu.transport.ranks import Ranks
 
 SOON, LATE = 0.3, 1.2   # seconds: a limit, and when somebody comes who is late for it
 MSE = nn.functional.mse_loss
@@ -113,6 +115,7 @@ ENGINES = {
     'ZeRO of stage 2': lambda limit: ZeRO(network(), stage=2, optimizer=sgd, time_limit=limit),
     'Offloaded': lambda limit: Offloaded(network(), optimizer=sgd, loss_fn=MSE, time_limit=limit),
     'grid of': hybrid,
+    'Ranks([': lambda limit: Ranks(time_limit=limit),   # of a Pipeline
 }
 
 
@@ -127,7 +130,7 @@ def comes_late(limit: float, seconds: float) -> dict[str, str]:
         try:
             make(limit)
             said[name] = 'made'
-        except (PeerError, ValueError) as error:
+        except (PeerError, Deadlock) as error:
             said[name] = f'{error}'
         assert time.monotonic() - start < 40, name
     return said

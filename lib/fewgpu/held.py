@@ -178,8 +178,8 @@ def verify_loss_scale(loss_scale: Any, *, updates: bool) -> None:
 
 
 def verify_layout(layout: Schedule, ranks: int | None, *, replicas: int, updates: bool, is_mean: bool) -> None:
-    """Raises ValueError if a pipeline cannot train by this schedule: on so many ranks (None: threads), as one of so many
-    replicas, with an optimizer or without, and by a loss that is a mean or a sum."""
+    """Raises ValueError if a pipeline cannot train by this schedule: on so many ranks (None: threads), as one of so
+    many replicas, with an optimizer or without, and by a loss that is a mean or a sum."""
     if layout.update_every and not is_mean and any(len(devices) > 1 for devices in layout.devices_of.values()):
         raise ValueError(f'{layout.name} with replicas of stages updates by the mean of a round of micro-batches, which '
                          f'halves, say, a loss that is a sum: give a loss that is a mean')

@@ -71,8 +71,8 @@ class Replicas:
             if any(theirs.tolist() != mine for theirs in every):
                 counts = ', '.join(str(int(theirs[0])) for theirs in every)
                 raise ValueError(f'the parts of a stage were given different mini-batches (of {counts} rows), or their '
-                                 'random generators are at different points: give the ranks of a pipeline the same rows, and call '
-                                 'torch.manual_seed with the same number on all of them')
+                                 f'random generators are at different points: give the ranks of a pipeline the same '
+                                 f'rows, and call torch.manual_seed with the same number on all of them')
         total = torch.tensor([rows], device=device)
         all_reduce(total, self._group)
         self._weight = rows / max(1, int(total)) if is_mean else 1.0
