@@ -8,7 +8,7 @@ from torch import nn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewgpu import launch
+from fewgpu import Pipeline, launch
 from fewgpu.hybrid import Grid, hybrid, parallelize
 from fewgpu.models import gpt, next_token_loss
 from fewgpu.tensor_parallel import plain_state_dict
@@ -131,7 +131,8 @@ def by_one_call(strategies: tuple[str, ...]) -> dict:
         replica, _, part = grid.place(dist.get_rank())
         model = language_model()
         if (replica, part) != (0, 0):   # all start as the first do
-            nn.init.zeros_(model[-2].weight)
+            for parameter in model.parameters():
+                nn.init.zeros_(parameter)
         torch.manual_seed(2)
         trainer = parallelize(model, strategy, loss_fn=next_token_loss, optimizer=sgd)
         losses = [trainer.step(x.chunk(grid.replicas)[replica], y.chunk(grid.replicas)[replica]).item()
@@ -163,18 +164,85 @@ def test_one_call_trains_on_any_grid_as_sequential_sgd_does(strategies: tuple[st
 
 def parts_apart() -> list[str]:
     said = []
-    for seed, rows in ((dist.get_rank(), 8), (0, 8 - dist.get_rank())):
+    rank = dist.get_rank()
+    for seed, rows, a, b in ((rank, 8, 0, 0), (0, 8 - rank, 0, 0), (0, 8, rank, 0), (0, 8, 0, rank)):
         trainer = parallelize(language_model(), '1x1x2', loss_fn=next_token_loss, optimizer=sgd)
         x, y = tokens()[0]
         torch.manual_seed(seed)
         with pytest.raises(ValueError) as caught:
-            trainer.step(x[:rows], y[:rows])
+            trainer.step((x[:rows] + a) % 6, (y[:rows] + b) % 6)
         said.append(str(caught.value))
         trainer.close()
     return said
 
 
 @pytest.mark.slow
-def test_parts_of_a_stage_with_other_rows_or_other_dropout_are_refused() -> None:
+def test_parts_of_a_stage_with_other_rows_numbers_or_dropout_are_refused() -> None:
     for said in launch(parts_apart, 2):
+        assert '(of 8, 7 rows)' in said[1] and len(said) == 4
         assert all('the same rows' in one and 'torch.manual_seed' in one for one in said)
+
+
+STAGES = {'pipedream': 2, '2bw': 2, 'pipemare': 2, 'gems': 2, 'zb-h1': 2, 'v-shape': 4, 'interleaved': 4}
+
+
+def of_one_replica() -> dict:
+    """Every schedule on 1x2, by its name alone: losses, and the weights that are here; those of parts at the end."""
+    found, batch = {}, batches(1)
+    for schedule in STAGES:
+        trainer = parallelize(network(), '1x2', schedule=schedule, chunks=4, loss_fn=nn.functional.mse_loss,
+                              optimizer=sgd)
+        found[schedule] = [trainer.step(*rows[0]).item() for rows in batch], trainer.state_dict(), trainer.balance
+        trainer.close()
+    trainer = parallelize(language_model(), '1x1x2', schedule='pipedream', chunks=4, loss_fn=next_token_loss,
+                          optimizer=sgd)
+    torch.manual_seed(2)
+    found['parts'] = [trainer.step(*rows).item() for rows in tokens()], plain_state_dict(trainer.module)
+    trainer.close()
+    with pytest.raises(ValueError) as caught:
+        parallelize(network(), '2x1', schedule='pipedream', loss_fn=nn.functional.mse_loss, optimizer=sgd)
+    found['two replicas'] = str(caught.value)
+    with pytest.raises(ValueError) as caught:
+        parallelize(network(), '1x2', schedule='v-shape', balance=[4, 4], loss_fn=nn.functional.mse_loss)
+    return {**found, 'balance': str(caught.value)}
+
+
+@pytest.mark.slow
+def test_one_replica_trains_by_any_schedule_as_threads_do() -> None:
+    found = launch(of_one_replica, 2)
+    for schedule, stages in STAGES.items():
+        threads = Pipeline(network(), found[0][schedule][2], schedule=schedule, chunks=4,
+                           loss_fn=nn.functional.mse_loss, optimizer=sgd, devices=['cpu', 'cpu'])
+        losses = [threads.step(*rows[0]).item() for rows in batches(1)]
+        assert len(threads.balance) == stages
+        for of_rank in found:
+            assert of_rank[schedule][0] == losses, schedule
+            for key, value in of_rank[schedule][1].items():
+                assert torch.equal(value, threads.state_dict()[key]), (schedule, key)
+    whole = Pipeline(language_model(), [5], schedule='pipedream', chunks=4, loss_fn=next_token_loss, optimizer=sgd)
+    losses = [whole.step(*rows).item() for rows in tokens()]
+    for of_rank in found:
+        torch.testing.assert_close(of_rank['parts'], (losses, whole.state_dict()))
+        assert 'replicas need a schedule that flushes' in of_rank['two replicas']
+        assert 'give a balance of 4 stages' in of_rank['balance']
+
+
+def a_replica_without_rows() -> tuple:
+    trainer = parallelize(language_model(), '2x1', loss_fn=next_token_loss, optimizer=sgd)
+    mine = [rows if dist.get_rank() == step % 2 else tuple(part[:0] for part in rows)
+            for step, rows in enumerate(tokens())]
+    return [trainer.step(*rows).item() for rows in mine], trainer.state_dict()
+
+
+@pytest.mark.slow
+def test_a_replica_of_a_gpt_may_have_no_rows() -> None:
+    plain = language_model()
+    optimizer, expected = sgd(plain.parameters()), []
+    for x, y in tokens():
+        loss = next_token_loss(plain(x), y)
+        expected.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for found in launch(a_replica_without_rows, 2):
+        torch.testing.assert_close(found, (expected, plain.state_dict()))

@@ -58,3 +58,13 @@ def test_sizes_that_cannot_be_are_refused(options: dict, message: str) -> None:
 def test_too_long_a_sequence_says_what_to_do() -> None:
     with pytest.raises(ValueError, match=r'gpt\(\.\.\., longest=9\)'):
         gpt(1, 8, 2, **SMALL)(torch.zeros(1, 9, dtype=torch.int64))
+
+
+@given(st.integers(0, 3), st.integers(1, 5), st.sampled_from((1, 2, 4)))
+def test_there_may_be_no_rows(rows: int, length: int, heads: int) -> None:
+    model = gpt(1, 8, heads, vocabulary=6, longest=5)
+    logits = model(torch.zeros(rows, length, dtype=torch.int64))
+    logits.sum().backward()
+
+    assert logits.shape == (rows, length, 6)
+    assert all(bool((parameter.grad == 0).all()) == (rows == 0) for parameter in model.logits.parameters())

@@ -141,10 +141,57 @@ def refused() -> list[str]:
     return said
 
 
+def other_seeds() -> None:
+    """All layers start as the first rank's, whatever the others have drawn."""
+    group = Group()
+    torch.manual_seed(0)
+    firsts = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4)), small_gpt(group)
+    torch.manual_seed(group.rank)
+    mine = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4)), small_gpt(group)
+    with torch.no_grad():
+        for parameter in mine[1].parameters():
+            parameter.add_(group.rank)
+    cut = nn.Sequential(ColumnLinear(mine[0][0], group), RowLinear(mine[0][1], group)), tensor_parallel(mine[1], group)
+    for plain, parts in zip(firsts, cut):
+        for name, value in plain_state_dict(parts).items():
+            assert torch.equal(value, plain.state_dict()[name]), name
+
+
+def said_on_all(group: Group, kind: type[Exception], wrong) -> str:
+    """What it raises here; nothing is left over: the ranks do the next thing together."""
+    before = group.bytes_sent
+    with pytest.raises(kind) as raised:
+        wrong()
+    assert group.bytes_sent == before
+    return str(raised.value)
+
+
+def given_apart() -> list[str]:
+    """Everything of which one rank, the last one, has something else: what each rank says."""
+    group = Group()
+    odd = group.rank == group.size - 1
+    model = tensor_parallel(small_gpt(group), group)
+    tokens = torch.randint(0, 5 * group.size, (4, 6), generator=torch.Generator().manual_seed(0))
+    one_off = tokens.clone()
+    one_off[3, 5] = (one_off[3, 5] + odd) % (5 * group.size)
+    logits, layer = torch.zeros(4, 6, 5), ColumnLinear(nn.Linear(4, 6), group)
+    return [said_on_all(group, ValueError, wrong) for wrong in (
+        lambda: model(tokens[:4 - odd]), lambda: model(tokens[:, :6 - odd]), lambda: model(one_off),
+        lambda: vocabulary_cross_entropy(logits, one_off, group),
+        lambda: vocabulary_cross_entropy(logits[:4 - odd], tokens[:4 - odd], group),
+        lambda: layer(torch.zeros(3 - odd, 4)), lambda: layer(torch.zeros(4) if odd else torch.zeros(1, 4)),
+        lambda: ColumnLinear(nn.Linear(4, 6, bias=not odd), group),
+        lambda: RowLinear(nn.Linear(12 if odd else 6, 4), group),
+        lambda: tensor_parallel(small_gpt(group, 2 + odd), group),
+        lambda: tensor_parallel(small_gpt(group).float() if odd else small_gpt(group), group))
+    ] + [f'{model(tokens).shape[0]}']
+
+
 def everything() -> tuple:
     for seed in range(2):
         layers_as_plain(seed)
     transformer_as_plain()
+    other_seeds()
     saved_and_loaded()
     return bytes_of_blocks()
 
@@ -163,6 +210,22 @@ def test_what_cannot_be_cut_is_refused_with_a_remedy() -> None:
         assert 'heads cannot be shared out' in said[0] and 'blocks of fewgpu.models.gpt' in said[1]
         assert 'choose a number of ranks that divides it' in said[2] and 'targets are from 0 to 5' in said[3]
         assert 'duplicate parameters' in said[4] and 'padding_idx' in said[5] and 'tokens are from 0 to 5' in said[6]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('ranks', (2, 3))
+def test_ranks_that_are_given_other_rows_numbers_or_models_are_all_told_so(ranks: int) -> None:
+    others = ''.join(f'rank {r} 4 x 6, ' for r in range(ranks - 1))
+    for said in launch(given_apart, ranks):
+        assert f'different tokens: {others}rank {ranks - 1} 3 x 6: give' in said[0]
+        assert f'different tokens: {others}rank {ranks - 1} 4 x 5: give' in said[1]
+        assert 'different tokens: 4 x 6 each, but not the same numbers' in said[2]
+        assert 'different targets: 4 x 6 each, but not the same numbers' in said[3]
+        assert f'different targets: {others}rank {ranks - 1} 3 x 6' in said[4]
+        assert 'different inputs: rank 0 3 x 4' in said[5] and f'rank {ranks - 1} 2 x 4' in said[5]
+        assert 'different inputs: rank 0 1 x 4' in said[6] and f'rank {ranks - 1} 4: give' in said[6]
+        assert all('the ranks have different modules' in one for one in said[7:11])
+        assert said[11] == '4'   # they go on together
 
 
 @pytest.mark.parametrize('cut', (Cut(), Cut(1), Cut(0, 3), Cut(1, 2)))

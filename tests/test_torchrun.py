@@ -24,12 +24,16 @@ def plainly() -> dict[str, torch.Tensor]:
 
 
 def run(name: str, folder: Path) -> None:
+    done = started(name, folder)
+    assert done.returncode == 0, f'{name}: {done.stderr[-3000:]}'
+
+
+def started(name: str, folder: Path) -> subprocess.CompletedProcess:
     environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': '', 'OMP_NUM_THREADS': '1',
                    'PYTHONPATH': os.pathsep.join([str(ROOT / 'lib'), str(ROOT)])}
     command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2',
                script.__file__, name, str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, f'{name}: {done.stderr[-3000:]}'
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.slow
@@ -43,6 +47,26 @@ def test_whatever_works_on_ranks_lets_those_of_torchrun_meet(tmp_path) -> None:
         for state in found:
             for key, value in state.items():
                 torch.testing.assert_close(value, expected[key], msg=lambda m: f'{name}, {key}: {m}')
+
+
+@pytest.mark.slow
+def test_who_comes_first_waits_for_the_others_for_a_limited_time(tmp_path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda name: run(name, tmp_path), ('only_rank_0_makes_one', 'one_comes_later')))
+    said = torch.load(tmp_path / 'only_rank_0_makes_one-0.pt')
+    assert len(said) == len(script.FIRST)
+    for name, sentence in zip(script.FIRST, said):
+        assert f'after {script.LIMIT:g} s rank 0 still waits for rank 1 to come to the first class' in sentence, name
+    expected = plainly()
+    for rank in range(2):
+        for key, value in torch.load(tmp_path / f'one_comes_later-{rank}.pt').items():
+            torch.testing.assert_close(value, expected[key])
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_before_they_meet_ends_the_run(tmp_path) -> None:
+    done = started('one_dies', tmp_path)
+    assert done.returncode != 0 and 'exitcode  : 3' in done.stderr
 
 
 def test_without_ranks_nobody_meets_and_who_needs_them_says_how_to_start_them() -> None:

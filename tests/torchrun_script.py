@@ -2,13 +2,14 @@
 
 import os
 import sys
+import time
 
 import torch
 from torch import nn
 
 from fewgpu import DataParallel, Offloaded, Pipeline, ZeRO
 from fewgpu.checkpoint import Checkpoints
-from fewgpu.group import Group
+from fewgpu.group import Group, PeerError
 from fewgpu.hybrid import parallelize
 from fewgpu.tensor_parallel import ColumnLinear, RowLinear, plain_state_dict
 from fewgpu.training_state import training_state
@@ -100,6 +101,47 @@ TRAINED = {function.__name__: function for function in (
     data_parallel, zero, offloaded, tensor_parallel, checkpoints, pipeline, hybrid_of_stages, hybrid_of_replicas)}
 
 
+# Of the first class that a script makes, when one rank does not make it, or not at once.
+
+LIMIT = 3.0   # seconds
+FIRST = {
+    'checkpoints': lambda limit: Checkpoints(sys.argv[2], time_limit=limit),
+    'data_parallel': lambda limit: DataParallel(network(), time_limit=limit),
+    'zero': lambda limit: ZeRO(network(), stage=1, optimizer=sgd, time_limit=limit),
+    'offloaded': lambda limit: Offloaded(network(), optimizer=sgd, loss_fn=MSE, time_limit=limit),
+    'pipeline': lambda limit: Pipeline(network(), [1, 1], loss_fn=MSE, optimizer=sgd, time_limit=limit),
+    'hybrid': lambda limit: parallelize(network(), '1x2', loss_fn=MSE, optimizer=sgd, time_limit=limit),
+    'group': lambda limit: Group(time_limit=limit),
+}
+
+
+def only_rank_0_makes_one() -> list[str]:
+    """Each of them, one after the other: what they raise. Rank 1 ends."""
+    said = []
+    for name, make in FIRST.items() if os.environ['RANK'] == '0' else ():
+        try:
+            make(LIMIT)
+            said.append(f'{name} was made')
+        except PeerError as error:
+            said.append(f'{error}')
+    return said
+
+
+def one_comes_later() -> dict[str, torch.Tensor]:
+    if os.environ['RANK'] == '1':
+        time.sleep(LIMIT)
+    return data_parallel()
+
+
+def one_dies() -> None:
+    if os.environ['RANK'] == '1':
+        os._exit(3)
+    Checkpoints(sys.argv[2])
+
+
+OTHERS = {function.__name__: function for function in (only_rank_0_makes_one, one_comes_later, one_dies)}
+
+
 if __name__ == '__main__':
     name, folder = sys.argv[1:]
-    torch.save(TRAINED[name](), f'{folder}/{name}-{os.environ["RANK"]}.pt')
+    torch.save({**TRAINED, **OTHERS}[name](), f'{folder}/{name}-{os.environ["RANK"]}.pt')

@@ -75,7 +75,7 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f'at least one checkpoint is kept, not {keep}')
         self.folder, self._keep = Path(folder), keep
-        self._group = Group(time_limit=time_limit) if is_distributed() else None
+        self._group = Group(time_limit=time_limit) if is_distributed(None, time_limit) else None
         self._rank = self._group.rank if self._group else 0
         self.folder.mkdir(parents=True, exist_ok=True)
 

@@ -12,7 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from fewgpu.alike import start_alike
-from fewgpu.collectives import Group, broadcast
+from fewgpu.collectives import broadcast
+from fewgpu.group import new_group
 from fewgpu.limit import verify_time_limit
 from fewgpu.microbatch import rows_of_inputs
 from fewgpu.reducer import Reducer
@@ -66,9 +67,7 @@ class DataParallel(nn.Module):
         for table in ('_parameters', '_buffers', '_modules', '_non_persistent_buffers_set'):
             self.__dict__[table] = getattr(module, table)
         self.training = module.training
-        whole = Group(group)   # only asked who its ranks are
-        self._group = Group(dist.new_group(dist.get_process_group_ranks(whole.process_group),
-                                           use_local_synchronization=group is not None), time_limit)
+        self._group = new_group(group, time_limit, 'DataParallel')
         learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not learned:
             raise ValueError('no parameter of the module requires a gradient: nothing to average')

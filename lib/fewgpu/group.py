@@ -2,7 +2,8 @@
 
 All communication of `fewgpu.collectives` goes through `Group.exchange`, which posts the receives
 and the sends of one round together, so that nobody waits in a circle, and then waits for all of
-them, for a limited time. `meet` is how the ranks of torchrun find each other.
+them, for a limited time. `meet` is how the ranks of torchrun find each other, `new_group` how they get connections
+of their own.
 """
 
 import os
@@ -17,25 +18,19 @@ import torch
 import torch.distributed as dist
 
 from fewgpu.limit import verify_time_limit
+from fewgpu.meeting import PeerError, come_together
 
+_FOR_EVER = timedelta(days=7)   # of what torch waits for: we bound waits ourselves
 Parts = Sequence[tuple[torch.Tensor, int]]   # tensors, each with the rank at its other end
 
 
-class PeerError(RuntimeError):
-    """A rank that is waited for is gone, or late. `peer` is its rank (among all ranks)."""
-
-    is_of_another_rank = True   # see fewgpu.launch: it raises that rank's own error, if it left one
-
-    def __init__(self, message: str, peer: int = -1) -> None:   # the default lets it be unpickled
-        super().__init__(message)
-        self.peer = peer
-
-
-def meet() -> bool:
+def meet(time_limit: float = 60.0) -> bool:
     """Are there ranks of torch.distributed? Those of torchrun meet here, if the script has not let them before.
 
     Every class that works on ranks calls it, so a script for torchrun needs no init_process_group. A script that
     moves its model to a GPU before calls this first: the GPU of the rank is the current one afterwards.
+
+    Raises PeerError if a rank of torchrun does not come within `time_limit` seconds.
     """
     if not dist.is_available():
         return False
@@ -47,8 +42,23 @@ def meet() -> bool:
         if torch.cuda.is_available():
             torch.cuda.set_device(place % torch.cuda.device_count())
         backend, own_gpu = backend_of(place, places)
-        dist.init_process_group(backend, timeout=timedelta(days=7), device_id=own_gpu)   # we bound waits ourselves
+        store, rank, ranks = _store_of_torchrun(time_limit)
+        come_together(store, rank, range(ranks), 'come to the first class that works on ranks, which all ranks make',
+                      time_limit)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=_FOR_EVER,
+                                device_id=own_gpu)
     return dist.is_initialized()
+
+
+def _store_of_torchrun(time_limit: float) -> tuple[dist.Store, int, int]:
+    """It, this rank, and how many there are."""
+    try:
+        store, rank, ranks = next(dist.rendezvous('env://', timeout=timedelta(seconds=time_limit)))
+    except dist.DistError as error:   # the process with the store waits for all others, and they for it
+        raise PeerError(f'after {time_limit:g} s rank {os.environ["RANK"]} has not found the other ranks of torchrun '
+                        f'({error}): all ranks make the same classes that work on ranks') from error
+    store.set_timeout(_FOR_EVER)
+    return dist.PrefixStore('fewgpu', store), rank, ranks
 
 
 def backend_of(place: int, places: int) -> tuple[str, torch.device | None]:
@@ -59,23 +69,28 @@ def backend_of(place: int, places: int) -> tuple[str, torch.device | None]:
     return 'gloo', None
 
 
-def verify_met() -> None:
-    """Raises RuntimeError if there are no ranks."""
-    if not meet():
+def verify_met(time_limit: float = 60.0) -> None:
+    """Raises RuntimeError if there are no ranks, PeerError if one of torchrun is late."""
+    if not meet(time_limit):
         raise RuntimeError('torch.distributed is not initialised: start the ranks with fewgpu.launch or torchrun, '
                            'or call init_process_group')
 
 
-def is_distributed(devices: Sequence[Any] | None = None) -> bool:
-    """Does this process work with others, and is it to hold one row only? Not if it has several devices."""
-    return (devices is None or len(devices) == 1) and meet() and dist.get_world_size() > 1
+def is_distributed(devices: Sequence[Any] | None = None, time_limit: float | None = None) -> bool:
+    """Does this process work with others, and is it to hold one row only? Not if it has several devices.
+
+    Raises PeerError as `meet` does (None: after its 60 s)."""
+    if devices is not None and len(devices) != 1:
+        return False
+    return meet(60.0 if time_limit is None else time_limit) and dist.get_world_size() > 1
 
 
 class Group:
     """The ranks of a process group of torch.distributed (all ranks by default).
 
     Raises RuntimeError without ranks. `rank` and `size` are this rank's place and the number of ranks, `bytes_sent`
-    counts what this rank has sent. `time_limit` bounds every wait for a peer (seconds).
+    counts what this rank has sent. `time_limit` bounds every wait for a peer (seconds), the one for ranks of torchrun
+    that are still to meet included: PeerError.
 
     Collectives of several threads must not share a group: messages have an order, not names.
     """
@@ -83,7 +98,7 @@ class Group:
     def __init__(self, process_group: 'dist.ProcessGroup | None' = None,
                  time_limit: float = 60.0) -> None:
         verify_time_limit(time_limit)
-        verify_met()
+        verify_met(time_limit)
         self.process_group = process_group or dist.group.WORLD
         self.rank = dist.get_rank(self.process_group)
         self.size = dist.get_world_size(self.process_group)
@@ -179,3 +194,22 @@ class Group:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         return tensor if tensor.is_contiguous() else torch.empty_like(
             tensor, memory_format=torch.contiguous_format)
+
+
+def new_group(ranks_of: 'dist.ProcessGroup | None', time_limit: float, what: str) -> Group:
+    """The same ranks (None: all) with connections of their own; all of them call it, for the same `what` (of which
+    class it is, say).
+
+    Raises PeerError if one of them does not come within `time_limit` seconds, ValueError if another one makes
+    another class.
+    """
+    whole = Group(ranks_of, time_limit)   # only asked who its ranks are
+    members = dist.get_process_group_ranks(whole.process_group)
+    come_to_make(members, what, time_limit)
+    return Group(dist.new_group(members, use_local_synchronization=ranks_of is not None), time_limit)
+
+
+def come_to_make(members: Sequence[int], what: str, time_limit: float) -> None:
+    """Return when all members are here to make the same class; raises as `new_group`."""
+    come_together(dist.distributed_c10d._get_default_store(), dist.get_rank(), members, f'make the same {what}',
+                  time_limit)

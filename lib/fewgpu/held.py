@@ -24,6 +24,7 @@ from fewgpu.stage import Stage, StageStep
 from fewgpu.weights import Gradients
 
 if TYPE_CHECKING:
+    from fewgpu.hybrid import Replicas
     from fewgpu.transport.ranks import Ranks
 
 MakeOptimizer = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
@@ -171,29 +172,34 @@ def verify_loss_scale(loss_scale: Any, *, updates: bool) -> None:
         raise ValueError('a loss scale needs optimizer=...: stages agree before they update')
 
 
-def verify_layout(layout: Schedule, ranks: int | None, *, replicas: bool, updates: bool, is_mean: bool) -> None:
-    """Raises ValueError if a pipeline cannot train by this schedule: on so many ranks (None: threads), beside
-    replicas, with an optimizer or without, and by a loss that is a mean or a sum."""
+def verify_layout(layout: Schedule, ranks: int | None, *, replicas: int, updates: bool, is_mean: bool) -> None:
+    """Raises ValueError if a pipeline cannot train by this schedule: on so many ranks (None: threads), as one of so
+    many replicas, with an optimizer or without, and by a loss that is a mean or a sum."""
     if layout.update_every and not is_mean and any(len(devices) > 1 for devices in layout.devices_of.values()):
         raise ValueError(f'{layout.name} with replicas of stages updates by the mean of a round of micro-batches, '
                          f'which halves, say, a loss that is a sum: give a loss that is a mean')
-    if layout.update_every and (replicas or not updates):
+    if layout.update_every and (replicas > 1 or not updates):
         raise ValueError(f'{layout.name} updates the weights within a step: '
-                         + ('replicas need a schedule that flushes, as 1f1b' if replicas else
+                         + ('replicas need a schedule that flushes, as 1f1b' if replicas > 1 else
                             'pass optimizer=...'))
     if ranks and len(layout.rows) != ranks:
+        stages, rest = divmod(layout.stages * ranks, len(layout.rows))
         raise ValueError(f'the schedule {layout.name} of {layout.stages} stages needs '
-                         f'{len(layout.rows)} ranks, a row a rank, and there are {ranks}')
+                         f'{len(layout.rows)} ranks, a row a rank, and there are {ranks}'
+                         + (f': give a balance of {stages} stages' if not rest else ''))
 
 
-def start_alike(ranks: 'Ranks | None', held: Held, layout: Schedule) -> None:
-    """On ranks every replica of a stage takes the parameters and buffers of the first one."""
+def take_first_replicas(held: Held, layout: Schedule, ranks: 'Ranks | None', beside: 'Replicas | None') -> None:
+    """Every replica of a stage takes the parameters and buffers of the first one: of those in other rows (on threads
+    they are copies already), and of those in pipelines beside this one."""
     for s, rows in layout.devices_of.items():
         if ranks and len(rows) > 1:
             mine = [*held.of_row(ranks.index)[s].state_dict().values()] if ranks.index in rows else []
             told = ranks.tell(rows[0], [tensor.cpu() for tensor in mine])
             for tensor, value in zip(mine, told):
                 tensor.copy_(value)
+    if beside:
+        beside.take_first_replica(held.module)
 
 
 def of_all_replicas(ranks: 'Ranks | None', homes: Sequence[int], values: dict[int, Any]) -> list[Any]:

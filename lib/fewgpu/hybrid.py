@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fewgpu.alike import start_alike
+from fewgpu.alike import checksum, start_alike
 from fewgpu.balance.cut import cut
 from fewgpu.buckets import average_gradients
-from fewgpu.collectives import all_gather, all_reduce, broadcast
-from fewgpu.group import Group, verify_met
+from fewgpu.collectives import all_gather, all_reduce
+from fewgpu.group import Group, come_to_make, verify_met
 from fewgpu.held import MakeOptimizer
 from fewgpu.loss import LossFn
 from fewgpu.partition import verify_module
@@ -48,28 +48,31 @@ class Replicas:
         """Is this the rank of replica 0, and of part 0, that holds these stages?"""
         return self._group.rank == 0 and (self._parts is None or self._parts.rank == 0)
 
-    def start_alike(self, module: nn.Module) -> None:
+    @property
+    def size(self) -> int:
+        """How many replicas there are."""
+        return self._group.size
+
+    def take_first_replica(self, module: nn.Module) -> None:
         """Everybody takes the parameters and buffers of replica 0. Raises ValueError if the replicas
         do not have the same ones."""
-        start_alike(module, self._group)
-        if self._parts:
-            own = {id(parameter) for part in module.modules() if isinstance(part, Sharded)
-                   for name, parameter in part.named_parameters(recurse=False) if name in part.cuts}
-            for tensor in (tensor for tensor in (*module.parameters(), *module.buffers()) if id(tensor) not in own):
-                broadcast(tensor.detach(), self._parts)
+        start_alike(module, self._group)   # the parts of one stage are of one model: see tensor_parallel
 
-    def begin(self, rows: int, seed: int, device: torch.device, *, is_mean: bool) -> None:
+    def begin(self, rows: int, seed: int, given: Any, device: torch.device, *, is_mean: bool) -> None:
         """A step of which this replica has so many rows. Losses are means over rows, or sums.
 
-        Raises ValueError if parts of one stage have other rows, or would draw other dropout masks.
+        Raises ValueError if parts of one stage have other rows, other numbers in what they were `given` (inputs and
+        targets; see `fewgpu.alike.checksum`), or would draw other dropout masks.
         """
         if self._parts:
-            every = [torch.tensor([rows, seed], device=device) for _ in range(self._parts.size)]
+            mine = [rows, seed, checksum(given)]
+            every = [torch.tensor(mine, device=device) for _ in range(self._parts.size)]
             all_gather(every, self._parts)
-            if any(theirs.tolist() != [rows, seed] for theirs in every):
-                raise ValueError('the parts of a stage were given different mini-batches, or their random generators '
-                                 'are at different points: give the ranks of a pipeline the same rows, and call '
-                                 'torch.manual_seed with the same number on all of them')
+            if any(theirs.tolist() != mine for theirs in every):
+                counts = ', '.join(str(int(theirs[0])) for theirs in every)
+                raise ValueError(f'the parts of a stage were given different mini-batches (of {counts} rows), or their '
+                                 f'random generators are at different points: give the ranks of a pipeline the same '
+                                 f'rows, and call torch.manual_seed with the same number on all of them')
         total = torch.tensor([rows], device=device)
         all_reduce(total, self._group)
         self._weight = rows / max(1, int(total)) if is_mean else 1.0
@@ -130,11 +133,11 @@ def hybrid(module: nn.Sequential, balance: Iterable[int], *, replicas: int, part
     is cut into so many tensor-parallel parts (see `fewgpu.tensor_transformer`). `options` are those of
     Pipeline.
 
-    Raises ValueError if the ranks cannot be shared out evenly, or if the schedule updates the weights
-    within a step; PeerError in a step, if a replica
-    is gone or late.
+    Raises ValueError if the ranks cannot be shared out evenly, or if there are several replicas and the schedule
+    updates the weights within a step; PeerError if a rank does not come in time, and in a step, if a replica is gone
+    or late.
     """
-    verify_met()
+    verify_met(time_limit)
     world_size = dist.get_world_size()
     if min(replicas, parts) < 1 or world_size % (replicas * parts):
         raise ValueError(f'{world_size} ranks cannot be shared out to {replicas} pipelines evenly: '
@@ -143,16 +146,26 @@ def hybrid(module: nn.Sequential, balance: Iterable[int], *, replicas: int, part
         raise ValueError('a loss scale does not know whether another tensor-parallel part has overflowed: train in '
                          'bfloat16, which needs none')
     grid = Grid(replicas, world_size // (replicas * parts), parts)
-    replica, stage, part = grid.place(dist.get_rank())
-    every_part = _own_group([[grid.rank(d, s, t) for t in range(parts)]
-                             for d in range(replicas) for s in range(grid.stages)], time_limit) if parts > 1 else None
-    every_replica = _own_group([[grid.rank(d, s, t) for d in range(replicas)]
-                                for s in range(grid.stages) for t in range(parts)], time_limit)
+    come_to_make(range(world_size), f'grid of {" x ".join(map(str, grid))} ranks', time_limit)
+    replica, _, part = grid.place(dist.get_rank())
+    beside, every_part = None, None
+    if replicas * parts > 1:   # else it is a pipeline as any other
+        beside, every_part = _beside(grid, time_limit)
     if every_part:
         module = tensor_parallel(module, every_part)
+        for layer in (layer for layer in module.modules() if isinstance(layer, Sharded)):
+            layer.verifies = False   # Replicas.begin does, once a step and for the targets too
     ranks = Ranks([grid.rank(replica, s, part) for s in range(grid.stages)], time_limit=time_limit)
-    return Pipeline(module, balance, ranks=ranks, time_limit=time_limit,
-                    replicas=Replicas(every_replica, every_part), **options)
+    return Pipeline(module, balance, ranks=ranks, time_limit=time_limit, replicas=beside, **options)
+
+
+def _beside(grid: Grid, time_limit: float) -> tuple[Replicas, Group | None]:
+    """The ranks beside this one in the grid, and of them those with parts of its stage (None: there are no parts)."""
+    every_part = _own_group([[grid.rank(d, s, t) for t in range(grid.parts)] for d in range(grid.replicas)
+                             for s in range(grid.stages)], time_limit) if grid.parts > 1 else None
+    every_replica = _own_group([[grid.rank(d, s, t) for d in range(grid.replicas)]
+                                for s in range(grid.stages) for t in range(grid.parts)], time_limit)
+    return Replicas(every_replica, every_part), every_part
 
 
 def _own_group(groups: Sequence[Sequence[int]], time_limit: float) -> Group:
@@ -162,7 +175,7 @@ def _own_group(groups: Sequence[Sequence[int]], time_limit: float) -> Group:
 
 
 def parallelize(module: nn.Sequential, strategy: str, *, loss_fn: LossFn, optimizer: MakeOptimizer | None = None,
-                balance: Iterable[int] | None = None, **options: Any) -> Pipeline:
+                balance: Iterable[int] | None = None, time_limit: float = 60.0, **options: Any) -> Pipeline:
     """A plain model, trained on a grid of ranks by one call: the script stays what it was otherwise.
 
     `strategy` is replicas x stages, as '2x2', or replicas x stages x tensor-parallel parts, as '2x2x2': data,
@@ -174,19 +187,20 @@ def parallelize(module: nn.Sequential, strategy: str, *, loss_fn: LossFn, optimi
         for x, y in batches:                # on every rank; all of a replica are given the same rows
             loss = pipeline.step(x, y)
 
-    `balance` are the
-    layers of each stage; by default they have about as many parameters each, but for that every layer counts
-    a little. `chunks` is by default four times the stages, for a small bubble (arXiv 1811.06965, section 2.3).
-    For all else see `hybrid` and Pipeline.
+    `balance` are the layers of each stage; by default they have about as many parameters each, but for that every
+    layer counts a little, and with 'v-shape' and 'interleaved' a rank has two stages. `chunks` is by default four
+    times the pipeline's ranks, for a small bubble (arXiv 1811.06965, section 2.3). For all else see `hybrid` and
+    Pipeline.
 
-    Raises ValueError if the strategy does not fit the ranks.
+    Raises ValueError if the strategy does not fit the ranks, or there are more stages than layers.
     """
-    verify_met()
+    verify_met(time_limit)
     grid = Grid.of(strategy, dist.get_world_size())
     if balance is None:
         verify_module(module)
         sizes = [sum(p.numel() for p in layer.parameters()) for layer in module]
-        balance = cut([size + max(1, sum(sizes) // (10 * len(sizes))) for size in sizes], grid.stages)
+        stages = grid.stages * (2 if options.get('schedule') in ('v-shape', 'interleaved') else 1)
+        balance = cut([size + max(1, sum(sizes) // (10 * len(sizes))) for size in sizes], stages)
     options = {'chunks': 4 * grid.stages if grid.stages > 1 else 1, **options}
-    return hybrid(module, balance, replicas=grid.replicas, parts=grid.parts, loss_fn=loss_fn,
+    return hybrid(module, balance, replicas=grid.replicas, parts=grid.parts, time_limit=time_limit, loss_fn=loss_fn,
                   optimizer=optimizer, **options)

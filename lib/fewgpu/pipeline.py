@@ -21,7 +21,7 @@ from torch import nn
 
 from fewgpu.context import Context, evaluating
 from fewgpu.group import is_distributed
-from fewgpu.held import (Held, MakeOptimizer, device_of_rank, of_all_replicas, start_alike, verify_alike,
+from fewgpu.held import (Held, MakeOptimizer, device_of_rank, of_all_replicas, take_first_replicas, verify_alike,
                          verify_layout, verify_options)
 from fewgpu.held_state import HeldState
 from fewgpu.loss import LossFn, is_mean
@@ -92,7 +92,7 @@ class Pipeline(HeldState):
         verify_options(optimizer, loss_scale, time_limit)
         self.chunks, self.checkpoint, self.time_limit, self.loss_scale = chunks, checkpoint, time_limit, loss_scale
         self.loss_fn, self._last = loss_fn, len(self.balance) - 1
-        if ranks is None and is_distributed(devices):
+        if ranks is None and is_distributed(devices, time_limit):
             from fewgpu.transport.ranks import Ranks   # threads can do without torch.distributed
             ranks = Ranks(time_limit=60.0 if time_limit is None else time_limit)
         self.ranks, self.replicas = ranks, replicas
@@ -100,8 +100,8 @@ class Pipeline(HeldState):
         self._plans = Plans(*schedule_makers(schedule, len(self.balance), chunks, count), chunks, checkpoint,
                             routes(module, self.balance, skips))
         layout = self._plans.layout
-        verify_layout(layout, ranks and ranks.size, replicas=bool(replicas), updates=optimizer is not None,
-                      is_mean=is_mean(loss_fn))
+        verify_layout(layout, ranks and ranks.size, replicas=replicas.size if replicas else 1,
+                      updates=optimizer is not None, is_mean=is_mean(loss_fn))
         self._rows = [ranks.index] if ranks else [*range(len(layout.rows))]
         self._homes = layout.devices_of   # the rows that hold each stage
         devices = [device_of_rank(ranks.index)] if ranks and devices is None else devices
@@ -114,9 +114,7 @@ class Pipeline(HeldState):
         self.optimizers = self._held.optimizers = with_delays(self._held.optimizers, self._plans)   #: by (row, stage)
         self._turn = turn_of(module)
         self._names = [f'rank {rank}' for rank in ranks.members] if ranks else [d.name for d in self.devices]
-        start_alike(ranks, self._held, layout)
-        if replicas:
-            replicas.start_alike(self.module)
+        take_first_replicas(self._held, layout, ranks, replicas)
         self._latest, self._spans = layout, [[] for _ in layout.rows]   # the schedule and its spans
 
     def step(self, x: Any, y: Any, *, update: bool = True) -> torch.Tensor:
@@ -201,7 +199,8 @@ class Pipeline(HeldState):
             told, seed = self.ranks.tell(self._homes[0][0], (rows, seed))
         verify_same_rows(rows, told)
         if self.replicas:
-            self.replicas.begin(told[0], seed, self.devices[0].torch, is_mean=is_mean(self.loss_fn))
+            needed = xs if self._held.holds(0) else None, ys if self._held.holds(self._last) else None
+            self.replicas.begin(told[0], seed, needed, self.devices[0].torch, is_mean=is_mean(self.loss_fn))
         return MiniBatches(xs, ys, [sizes(count, self.chunks) for count in told]), seed
 
     def _train(self, plan: Plan, batches: MiniBatches, seed: int, update: bool = True) -> list[torch.Tensor]:

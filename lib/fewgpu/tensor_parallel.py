@@ -12,8 +12,9 @@ Shoeybi et al. 2019 (Megatron-LM, arXiv 1909.08053); of a transformer block ever
 8 b s h (t-1)/t elements a rank (arXiv 2104.04473, section 3.2): an all-reduce of b s h elements, of
 which a rank sends 2 (t-1)/t, twice in the forward and twice in the backward.
 
-Every rank of the group is given the same inputs and has the same outputs; dropout behind `g` draws the
-same masks on all ranks if their generators are at the same point (so does a Pipeline's).
+Every rank of the group is given the same inputs (a few bytes a step tell whether it is so, see `fewgpu.alike`) and has
+the same outputs; dropout behind `g` draws the same masks on all ranks if their generators are at the same point (so
+does a Pipeline's). All make a layer from the same plain one, and start with the weights of the group's first rank.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fewgpu.alike import take_first, verify_given_same
 from fewgpu.collectives import Group, all_gather, all_reduce
 
 
@@ -121,16 +123,24 @@ class Sharded(nn.Module):
     def __init__(self, group: Group, **cuts: Cut) -> None:
         super().__init__()
         self.group, self.cuts = group, cuts
+        self.notes = Group(group.process_group, group.time_limit)   # a few numbers beside, which `group` does not count
+        self.verifies = True   #: are inputs looked at, whether they are the same on all ranks? (Once a step is enough.)
 
     def take(self, name: str, whole: Tensor | None) -> None:
-        """Make this rank's share of a plain parameter (or None) the parameter of that name."""
-        if whole is None:
-            own = None
-        elif name in self.cuts:
-            own = self.cuts[name].own(whole, self.group)
-        else:
-            own = nn.Parameter(whole.detach().clone(), requires_grad=whole.requires_grad)
-        self.register_parameter(name, own)
+        """Make this rank's share of a plain parameter (or None) the parameter of that name. It is that of the group's
+        first rank; all ranks call it.
+
+        Raises ValueError, on all of them, if they have other ones, or if it cannot be shared out evenly.
+        """
+        firsts = None if whole is None else nn.Parameter(whole.detach().clone(), requires_grad=whole.requires_grad)
+        take_first([] if firsts is None else [(name, firsts)], self.notes)
+        self.register_parameter(name, self.cuts[name].own(firsts, self.group)
+                                if firsts is not None and name in self.cuts else firsts)
+
+    def verify(self, what: str, given: Tensor) -> None:
+        """Raises ValueError, on all ranks, if they were given other ones (if that is looked at here)."""
+        if self.verifies:
+            verify_given_same(what, given, self.notes)
 
 
 class ColumnLinear(Sharded):
@@ -142,6 +152,7 @@ class ColumnLinear(Sharded):
         mlp = nn.Sequential(ColumnLinear(nn.Linear(8, 32), group), nn.GELU(), RowLinear(nn.Linear(32, 8), group))
         loss_fn(mlp(x), y).backward()
 
+    Raises ValueError, on all ranks, if they are given inputs of other shapes, or made from other linear layers.
     With `sections` outputs are that many groups, each of which is cut: see `Cut`.
     """
 
@@ -152,6 +163,7 @@ class ColumnLinear(Sharded):
         self.take('bias', linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        self.verify('inputs', x)
         y = nn.functional.linear(copy_to_ranks(x, self.group), self.weight, self.bias)
         return gather_last(y, self.group) if self.gather else y
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fewgpu.alike import take_first, verify_given_same, verify_same
 from fewgpu.collectives import Group, all_reduce
 from fewgpu.models.gpt import Attention, Block, Embedding
 from fewgpu.partition import verify_module
@@ -47,6 +48,7 @@ class VocabularyEmbedding(Sharded):
         self.take('weight', embedding.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        self.verify('tokens', tokens)
         if tokens.device.type == 'cpu' and bool(((tokens < 0) | (tokens >= self.words)).any()):   # a GPU would wait
             raise IndexError(f'tokens are from 0 to {self.words - 1}; there are some from {int(tokens.min())} to '
                              f'{int(tokens.max())}')
@@ -94,8 +96,10 @@ def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, group: Group, *, i
     logits: ... x vocabulary/size, targets: ... (int64, of the whole vocabulary) -> a scalar, the same on all
     ranks. As of nn.functional.cross_entropy targets of `ignore_index` do not count.
 
-    Raises IndexError for other targets that are no word (where tensors are on the CPU: a GPU would wait).
+    Raises IndexError for other targets that are no word (where tensors are on the CPU: a GPU would wait), ValueError,
+    on all ranks, if they are given other targets.
     """
+    verify_given_same('targets', targets, Group(group.process_group, group.time_limit))
     words = logits.shape[-1] * group.size
     counted = targets != ignore_index
     if targets.device.type == 'cpu' and bool((((targets < 0) | (targets >= words)) & counted).any()):
@@ -116,15 +120,18 @@ def tensor_parallel(model: nn.Sequential, group: Group, *, gather_logits: bool =
         loss.backward()
 
     With `gather_logits` the outputs are whole on every rank, as the plain model's; without, they are this rank's
-    part of the vocabulary, for `vocabulary_cross_entropy`. All ranks of the group pass the same model.
+    part of the vocabulary, for `vocabulary_cross_entropy`. All ranks of the group make the same model, and start with
+    the weights of the group's first rank. The first layer looks whether all are given the same tokens (ValueError).
 
     Raises TypeError for a model that is no GPT, ValueError if heads, hidden layers or words cannot be shared out
-    evenly, or if two layers share weights.
+    evenly, if two layers share weights, or (on all ranks) if the ranks' models differ.
     """
     verify_module(model)
     if not any(isinstance(layer, Block) for layer in model):
         raise TypeError('tensor_parallel cuts the blocks of fewgpu.models.gpt, and this model has none: build other '
                         'layers from ColumnLinear and RowLinear')
+    notes = Group(group.process_group, group.time_limit)
+    verify_same(_state(model), notes)
     layers = copy.deepcopy(model)
     for name, layer in layers.named_children():
         if isinstance(layer, Embedding):
@@ -135,4 +142,12 @@ def tensor_parallel(model: nn.Sequential, group: Group, *, gather_logits: bool =
             layer.linear[3] = RowLinear(layer.linear[3], group)
         elif isinstance(layer, nn.Linear):   # the logits
             setattr(layers, name, ColumnLinear(layer, group, gather=gather_logits))
+    own = {id(parameter) for part in layers.modules() if isinstance(part, Sharded) for parameter in part.parameters()}
+    take_first([(key, tensor) for key, tensor in _state(layers) if id(tensor) not in own], notes)
+    for part in [part for part in layers.modules() if isinstance(part, Sharded)][1:]:
+        part.verifies = False   # the first one has
     return layers
+
+
+def _state(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]

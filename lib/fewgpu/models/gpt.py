@@ -44,10 +44,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows, length, _ = x.shape
-        q, k, v = (part.view(rows, length, self.heads, -1).transpose(1, 2)
-                   for part in self.queries_keys_values(x).chunk(3, dim=-1))
+        parts = self.queries_keys_values(x).chunk(3, dim=-1)
+        width = parts[0].shape[-1]   # of all heads that are here; said, and not -1: there may be no rows
+        q, k, v = (part.view(rows, length, self.heads, width // self.heads).transpose(1, 2) for part in parts)
         attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(attended.transpose(1, 2).reshape(rows, length, -1))
+        return self.out(attended.transpose(1, 2).reshape(rows, length, width))
 
 
 class Block(nn.Module):

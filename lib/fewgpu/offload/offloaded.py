@@ -94,7 +94,7 @@ class Offloaded:
         self.module, self.depth, self.loss_fn = module, verify_depth(depth, 'units'), loss_fn
         self._keep = 'input' if recompute else 'graph'
         self.device = device_of(device)
-        if together := is_distributed() and dist.get_world_size(group) > 1:
+        if together := is_distributed(None, time_limit) and dist.get_world_size(group) > 1:
             is_mean(loss_fn)   # or raise
         self._ranks = Together(group, reading, time_limit) if together else Alone()
         self._turn, self.spans = turn_of(module), []
@@ -110,7 +110,7 @@ class Offloaded:
         kind, self._made = type(sample).__name__, options(sample)   # by what makes optimizers now
         self._facts = {'layout': layout, 'ranks': self._ranks.size, 'rank': self._ranks.rank, 'optimizer': kind}
         if is_new:
-            self._ranks.start_alike(self.module)
+            self._ranks.take_rank_0(self.module)
         elif {**self._facts, **self._versions.about['facts']} != self._facts:   # earlier releases say less
             raise ValueError("the store holds another model, states of another optimizer, or was another rank's: it"
                              f' says {self._versions.about["facts"]}, and this is {self._facts}: give this a store '

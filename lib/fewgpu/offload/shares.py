@@ -18,6 +18,7 @@ from torch import nn
 from fewgpu.alike import start_alike
 from fewgpu.buckets import average
 from fewgpu.collectives import Group, all_gather, all_reduce, broadcast, reduce, reduce_scatter
+from fewgpu.group import new_group
 
 _ALIGNED = 64   # bytes
 
@@ -126,7 +127,7 @@ class Alone:
     def share(self, parameters: Sequence[nn.Parameter]) -> Whole:
         return Whole(parameters)
 
-    def start_alike(self, module: nn.Module) -> None:
+    def take_rank_0(self, module: nn.Module) -> None:
         """Everybody takes the parameters and buffers of rank 0."""
 
     def least(self, number: int) -> int:
@@ -153,16 +154,14 @@ class Together(Alone):
     """Ranks of torch.distributed. `reading` is 'slices' or 'broadcast'."""
 
     def __init__(self, group: dist.ProcessGroup | None, reading: str, time_limit: float) -> None:
-        members = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self._gathering, self._reducing = (
-            Group(dist.new_group(members, use_local_synchronization=group is not None), time_limit)
-            for _ in range(2))   # for a thread each
+        self._gathering, self._reducing = (   # for a thread each
+            new_group(group, time_limit, 'Offloaded') for _ in range(2))
         self._reading, self.rank, self.size = reading, self._reducing.rank, self._reducing.size
 
     def share(self, parameters: Sequence[nn.Parameter]) -> Slices:
         return Slices(parameters, self._gathering, self._reducing, self._reading)
 
-    def start_alike(self, module: nn.Module) -> None:
+    def take_rank_0(self, module: nn.Module) -> None:
         start_alike(module, self._reducing)
 
     def least(self, number: int) -> int:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from fewgpu.group import verify_met
 from fewgpu.limit import verify_time_limit
+from fewgpu.meeting import PeerError, come_together
 from fewgpu.schedule import Message, Schedule
 from fewgpu.transport.copies import Parcel
 from fewgpu.transport.mailbox import Deadlock
@@ -50,7 +51,7 @@ class Ranks:
 
     def __init__(self, members: Sequence[int] | None = None, *, time_limit: float = 60.0) -> None:
         verify_time_limit(time_limit)
-        verify_met()
+        verify_met(time_limit)
         world = range(dist.get_world_size())
         self.members = list(world if members is None else members)
         if len({*self.members} & {*world}) < len(self.members) or dist.get_rank() not in self.members:
@@ -77,17 +78,16 @@ class Ranks:
         store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
         self._signs = Signs(store, self.index, self.size, self._sign)
         try:
-            if missing := self._signs.missing(self.time_limit):
-                raise Deadlock(f'after {self.time_limit:g} s {self._names([self.index])} still waits for '
-                               f'{self._names(missing)} to make the same Ranks({self.members})')
+            come_together(store, self.members[self.index], self.members, f'make the same Ranks({self.members})',
+                          self.time_limit)
             if self.size > 1:
                 group = dist.ProcessGroupGloo(store, self.index, self.size, timedelta(seconds=self.time_limit))
                 self._peers = {row: Peer(group, row, partial(self._arrived, row),
                                          partial(self._lost, row))
                                for row in range(self.size) if row != self.index}
-        except BaseException:
+        except BaseException as error:
             self._signs.close()
-            raise
+            raise Deadlock(str(error)) if isinstance(error, PeerError) else error
 
     def mailbox(self, schedule: Schedule) -> RankMailbox:
         """For the next step, which runs `schedule` (with messages), a row a member.

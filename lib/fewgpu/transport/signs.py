@@ -38,15 +38,6 @@ class Signs:
         self._thread = threading.Thread(target=self._run, daemon=True, name='fewgpu signs')
         self._thread.start()
 
-    def missing(self, seconds: float) -> list[int]:
-        """Who has not given any sign after this time."""
-        end = time.monotonic() + seconds
-        while True:   # a wait of the store could lock others out of it
-            missing = [k for k in range(self._size) if not self._store.check([f'at/{k}'])]
-            if not missing or time.monotonic() >= end:
-                return missing
-            time.sleep(0.02)
-
     def look(self) -> dict[int, Sign]:
         """Where the others are; nothing, if the store is gone.
 

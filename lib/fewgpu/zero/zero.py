@@ -24,7 +24,8 @@ from torch.utils import _pytree as pytree
 
 from fewgpu.alike import start_alike
 from fewgpu.buckets import average
-from fewgpu.collectives import Group, all_gather
+from fewgpu.collectives import all_gather
+from fewgpu.group import new_group
 from fewgpu.limit import verify_time_limit
 from fewgpu.maker import verify_maker
 from fewgpu.microbatch import rows_of_inputs
@@ -94,9 +95,7 @@ class ZeRO(nn.Module):
         for table in ('_parameters', '_buffers', '_modules', '_non_persistent_buffers_set'):
             self.__dict__[table] = getattr(module, table)
         self.training = module.training
-        whole = Group(group)   # only asked who its ranks are
-        self._line = Line(Group(dist.new_group(dist.get_process_group_ranks(whole.process_group),
-                                               use_local_synchronization=group is not None), time_limit))
+        self._line = Line(new_group(group, time_limit, f'ZeRO of stage {stage}'))
         self._line.do(start_alike, module, self._line.notes)
         owners = make_units(module, self._line, stage, precision)
         self.units = [unit for _, unit in owners]
