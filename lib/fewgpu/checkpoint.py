@@ -144,7 +144,8 @@ class Checkpoints:
                       key=lambda path: (_step(path), _generation(path)))
 
     def _all(self, work: Callable[[], bytes]) -> list[str]:
-        """The 32 bytes that `work` returned on every rank, as text. Raises what it raised, and PeerError on the others."""
+        """The 32 bytes that `work` returned on every rank, as text. Raises what it raised here, and PeerError where
+        it failed on another rank."""
         failed = None
         try:
             mine = work()
@@ -155,7 +156,8 @@ class Checkpoints:
             raise failed
         if _FAILED.hex() in told:
             rank = told.index(_FAILED.hex())
-            raise PeerError(f'rank {rank} could not save its part: this checkpoint was given up, those before stay', rank)
+            raise PeerError(f'rank {rank} could not save its part: this checkpoint was given up, those before stay',
+                            rank)
         return told
 
     def _together(self, mine: bytes = bytes(32)) -> list[str]:

@@ -45,7 +45,8 @@ def verify_belongs(module: nn.Module, saved: Mapping[str, Mapping[str, Any]]) ->
 def verify_same_kind(group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Raises ValueError if the saved options are those of another kind of optimizer than this group of parameters:
     if each has some that the other has not. (A version of torch may add an option, a schedule adds 'initial_lr'.)"""
-    own, others = sorted(group.keys() - saved.keys() - _NOT_OPTIONS), sorted(saved.keys() - group.keys() - _NOT_OPTIONS)
+    own = sorted(group.keys() - saved.keys() - _NOT_OPTIONS)
+    others = sorted(saved.keys() - group.keys() - _NOT_OPTIONS)
     if own and others:
         raise ValueError(f'the checkpoint was saved with another kind of optimizer: it has {", ".join(others)}, and this '
                          f'one {", ".join(own)}. Go on with the same kind, or load the weights alone '

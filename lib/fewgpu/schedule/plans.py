@@ -45,9 +45,9 @@ class Plans:
         except ValueError as error:
             if micro_batches >= self._chunks:
                 raise
-            raise ValueError(f'a mini-batch of {micro_batches} rows cannot be cut into {self._chunks} chunks, and {error}. '
-                             f'Give every mini-batch at least {self._chunks} rows (drop_last=True in a DataLoader)'
-                             ) from None
+            raise ValueError(f'a mini-batch of {micro_batches} rows cannot be cut into {self._chunks} chunks, and '
+                             f'{error}. Give every mini-batch at least {self._chunks} rows (drop_last=True in a '
+                             f'DataLoader)') from None
 
     def long_run(self, counts: Sequence[int]) -> tuple[Schedule, Schedule]:
         """The schedule of mini-batches of so many micro-batches each, all in one, without and with its
