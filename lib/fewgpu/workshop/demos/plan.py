@@ -33,7 +33,8 @@ def demo(show: Show) -> Figure:
     show.table(_table(results))
     off = median(abs(result.error) for result in results.values())
     show.say(f'Half of the predictions are off by at most {off:.0%}. Not in them: the update, the loss, and what the '
-             f'interpreter of schedules adds.')
+             f'interpreter of schedules adds; and a layer alone takes longer than one among others, for its core has '
+             f'slept. The more layers a device computes without a rest, the more it is faster than predicted.')
     _claims(show, results, off, quiet)
     return _picture(results)
 

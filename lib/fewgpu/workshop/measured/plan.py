@@ -23,8 +23,8 @@ from fewgpu.planner.way_memory import Precision
 from fewgpu.planner.ways import Knobs, Prediction, Task
 from fewgpu.workshop.noise import Quiet
 
-WIDTH, LAYERS, ROWS, CHUNKS = 512, 8, 64, 8   # of a linear layer; of the model; of a micro-batch; a mini-batch
-PACE = 0.1           # of a core: so slow that other programs on this machine hardly matter
+WIDTH, LAYERS, ROWS, CHUNKS = 512, 8, 256, 8   # of a linear layer; of the model; of a micro-batch; a mini-batch
+PACE = 0.3           # of a core: four such devices need little more than one
 WARM_UP, ROUNDS = 3, 3
 SGD = Precision('float32, SGD', weight=4, gradient=4, optimizer=0, number=4)
 
@@ -103,7 +103,7 @@ def on_paced_devices() -> tuple[Model, dict[Way, tuple[float, int]], Quiet]:
     alone = Pipeline(_model(), [1] * LAYERS, schedule='gpipe', chunks=1, loss_fn=nn.functional.mse_loss,
                      devices=[Device('cpu', index=index, pace=PACE) for index in range(LAYERS)])
     layers = [_layers(alone, x[:ROWS]) for _ in range(WARM_UP)][-1:]
-    quiet = Quiet(threads=1)   # devices are so slow that more than one core is not needed
+    quiet = Quiet(threads=2)   # all devices at once need 1.2 cores
     pipelines = {way: _pipeline(way, profile_of(layers)) for way in WAYS}
     peaks = {way: _peak(pipe, x) for way, pipe in pipelines.items()}
     seconds: dict[Way, list[float]] = {way: [] for way in WAYS}
