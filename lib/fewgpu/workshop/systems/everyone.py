@@ -124,7 +124,7 @@ def _one(console: Console, key: str, work: Work, folder: Path) -> dict[str, Any]
 def table(found: Found) -> Table:
     """A row a system."""
     shown = Table(title='All systems, the same work and devices', title_justify='left', box=box.SIMPLE_HEAD,
-                  padding=(0, 1))
+                  padding=0, show_edge=False)   # as narrow as that: whole words within 80 columns
     shown.add_column('', no_wrap=True, min_width=max(map(len, NAMES.values())))   # if narrow, lists of shares wrap
     for heading in ('samples\na second', 'over\nplain', 'busy share, %', 'peak MB\na device', 'stale-\nness', 'loss',
                     'test\nacc.'):
