@@ -48,8 +48,8 @@ def verify_same_kind(group: Mapping[str, Any], saved: Mapping[str, Any]) -> None
     own = sorted(group.keys() - saved.keys() - _NOT_OPTIONS)
     others = sorted(saved.keys() - group.keys() - _NOT_OPTIONS)
     if own and others:
-        raise ValueError('the checkpoint was saved with another kind of optimizer: '
-                         f'it has {", ".join(others)}, and this one {", ".join(own)}. Go on with the same kind, or load the weights alone '
+        raise ValueError(f'the checkpoint was saved with another kind of optimizer: it has {", ".join(others)}, '
+                         f'and this one {", ".join(own)}. Go on with the same kind, or load the weights alone '
                          f"(model.load_state_dict(saved.whole('model')))")
 
 
