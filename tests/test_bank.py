@@ -14,6 +14,7 @@ from fewgpu.workshop.grading.grade import grade
 from fewgpu.workshop.grading.known import KNOWN
 from fewgpu.workshop.grading.verdict import Verdict
 from tests.answers import BANK, Answer, all_answers
+from tests.forked import quick_popen
 
 ANSWERS, EXERCISES = all_answers(), all_exercises()
 SEED = int(os.environ.get('FEWGPU_SEED', 1))   # a run that fails shall fail again; with FEWGPU_SEED=2 it tries other cases
@@ -42,7 +43,7 @@ class Empty:
 def grade_answer(answer: Answer, folder: Path) -> Verdict:
     file = folder / f'{answer.exercise.name}.py'
     file.write_text(answer.text(), encoding='utf-8')
-    return grade(answer.exercise, file, seed=SEED)
+    return grade(answer.exercise, file, seed=SEED, popen=quick_popen)
 
 
 def score(futures: dict[Answer, Future[Verdict]]) -> str:

@@ -15,6 +15,7 @@ from fewgpu.workshop.exercise import find
 from fewgpu.workshop.grading.forbid import HandedBack, forbid
 from fewgpu.workshop.grading.grade import KEPT_FIRST, KEPT_LAST, GraderError, grade
 from fewgpu.workshop.grading.verdict import BLOCKED, FAILED, Verdict
+from tests.forked import quick_popen
 
 EXERCISE = find(1)
 
@@ -81,10 +82,10 @@ def solved(body: str | None = None, before: str = '') -> str:
     return f'{before}\n{text}'
 
 
-def graded(text: str, folder: Path, seed: int | None = None) -> Verdict:
+def graded(text: str, folder: Path, seed: int | None = None, popen: type = subprocess.Popen) -> Verdict:
     file = folder / '01_microbatch.py'
     file.write_text(text, encoding='utf-8')
-    return grade(EXERCISE, file, seed=seed)
+    return grade(EXERCISE, file, seed=seed, popen=popen)
 
 
 def children() -> list[str]:
@@ -96,9 +97,10 @@ def children() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', BODIES)
-def test_function_that_misbehaves_ends_in_a_sentence(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize('popen', (subprocess.Popen, quick_popen), ids=('started', 'forked'))   # as the bank's are
+def test_function_that_misbehaves_ends_in_a_sentence(name: str, popen: type, tmp_path: Path) -> None:
     body, misconception, where = BODIES[name]
-    verdict = graded(solved(body), tmp_path)
+    verdict = graded(solved(body), tmp_path, popen=popen)
     failure = verdict.first_failure
     assert failure.id == 'sizes' and failure.misconception == misconception and failure.message
     assert bool(failure.lines) == bool(where)

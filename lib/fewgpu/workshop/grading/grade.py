@@ -37,8 +37,9 @@ class GraderError(RuntimeError):
 
 
 def grade(exercise: Exercise, file: Path | None = None, *, seed: int | None = None,
-          on_outcome: OnOutcome | None = None) -> Verdict:
-    """The verdict on a file (default: the exercise's own). `on_outcome` hears of each check as soon as it has ended.
+          on_outcome: OnOutcome | None = None, popen: Callable[..., subprocess.Popen] = subprocess.Popen) -> Verdict:
+    """The verdict on a file (default: the exercise's own). `on_outcome` hears of each check as soon as it has ended;
+    `popen` starts the process.
 
     Raises OSError, with the remedy, if there is no such file or it cannot be read, ValueError for a seed that is none,
     and GraderError if the kit itself fails. KeyboardInterrupt ends the process that grades, too.
@@ -50,7 +51,7 @@ def grade(exercise: Exercise, file: Path | None = None, *, seed: int | None = No
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix='grading-') as folder:
         run = _Run(exercise, file, seed, Path(folder), on_outcome)
-        run.to_end()
+        run.to_end(popen)
         outcomes = run.outcomes()
     return Verdict(exercise.number, exercise.name, str(file), seed, outcomes, run.printed.text(),
                    time.monotonic() - started)
@@ -82,9 +83,9 @@ class _Run:
         self._killed, self._signal = '', 0   # why we have ended the process; what has ended it otherwise
         self.printed = Printed()
 
-    def to_end(self) -> None:
+    def to_end(self, popen: Callable[..., subprocess.Popen]) -> None:
         """Start the process and wait until it has ended, or until it has to be ended."""
-        process = subprocess.Popen(
+        process = popen(
             self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env=_environment(), cwd=self._file.parent, start_new_session=True)
         reader = threading.Thread(target=self.printed.read, args=(process.stdout,), daemon=True)
