@@ -104,13 +104,15 @@ def test_a_demo_runs_and_tells_what_it_found(name, monkeypatch, tmp_path):
     assert faults(pictures[0]) == []
 
 
-def test_the_table_of_all_has_a_row_a_claim_and_tells_of_failures(capsys):
-    console = Console(width=200)
-    console.print(demo.table({'zero': [Finding('C39', True, '4.0 MB', because='padding'), Finding('C40', None, '?')],
-                              'hydra': None}))
-    said = capsys.readouterr().out
-    assert 'C39' in said and '4.0 MB' in said and 'padding' in said and 'not decided here' in said
-    assert re.search(r'hydra .* failed', said)
+@pytest.mark.parametrize('width', (60, 80, 119, 120, 200))
+def test_the_table_of_all_has_a_row_a_claim_and_tells_of_failures(width):
+    console, because = Console(width=width, file=io.StringIO()), 'padding [of a tensor]'
+    console.print(demo.table({'zero': [Finding('C39', True, '4.0 MB', because=because), Finding('C40', None, '?')],
+                              'hydra': None}, console.width))
+    said = console.file.getvalue()
+    assert all(word in said for word in ('C39', '4.0 MB', 'padding', '[of', 'confirmed', 'not decided here'))
+    assert re.search(r'hydra .* failed', said) and said.count('zero') == 2
+    assert all(len(line) <= width for line in said.splitlines())
 
 
 @settings(deadline=None, max_examples=25)

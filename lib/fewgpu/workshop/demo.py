@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.rule import Rule
 from rich.table import Table
 
@@ -16,6 +17,8 @@ from fewgpu.workshop.claims import TEXTS, Finding
 from fewgpu.workshop.demos import CODES, DEMOS, Show, run, summary
 from fewgpu.workshop.process import run_to_end
 from fewgpu.workshop.writable import make_writable, written
+
+WIDE = 120   # columns of a terminal
 
 
 def demo(
@@ -83,18 +86,27 @@ def _all(console: Console, out: Path) -> list[list[Finding] | None]:
                 findings[name] = None
                 console.print(f'{name} failed: {complaint or f"exit code {code}"}', style='bold', markup=False)
         console.print()
-    console.print(table(findings))
+    console.print(table(findings, console.width))
     return list(findings.values())
 
 
-def table(findings: dict[str, list[Finding] | None]) -> Table:
-    """One row a claim: what the lectures say, what was found here, and where a difference comes from."""
+def table(findings: dict[str, list[Finding] | None], width: int) -> Table:
+    """One row a claim: what the lectures say, what was found here, and where a difference comes from.
+
+    The three stand side by side, or below each other where the terminal is narrower than WIDE columns.
+    """
     shown = Table(title='All systems', title_justify='left', show_lines=True, caption=CODES, caption_justify='left')
-    for heading in ('demo', 'claim', 'found here', '', 'where a difference comes from'):
+    beside = ('demo', 'claim', 'found here', '', 'where a difference comes from')
+    below = ('demo', 'claim\nwhat was found here\nwhere a difference comes from')
+    for heading in beside if width >= WIDE else below:
         shown.add_column(heading, overflow='fold')
     for name, found in findings.items():
         if found is None:
-            shown.add_row(name, '', 'failed')
+            shown.add_row(name, 'failed')
         for one in found or ():
-            shown.add_row(name, f'{one.claim} {TEXTS[one.claim]}', one.found, one.verdict, one.because)
+            claim, found_here, because = map(escape, (f'{one.claim} {TEXTS[one.claim]}', one.found, one.because))
+            if width >= WIDE:
+                shown.add_row(name, claim, found_here, one.verdict, because)
+            else:
+                shown.add_row(name, '\n'.join(filter(None, (f'[bold]{claim}[/]', f'{one.verdict}: {found_here}', because))))
     return shown
