@@ -108,5 +108,6 @@ def table(findings: dict[str, list[Finding] | None], width: int) -> Table:
             if width >= WIDE:
                 shown.add_row(name, claim, found_here, one.verdict, because)
             else:
-                shown.add_row(name, '\n'.join(filter(None, (f'[bold]{claim}[/]', f'{one.verdict}: {found_here}', because))))
+                said = f'[bold]{claim}[/]', f'{one.verdict}: {found_here}', because
+                shown.add_row(name, '\n'.join(filter(None, said)))
     return shown
