@@ -88,8 +88,8 @@ def torchrun(script, nodes, ranks_a_node):
         port = server.getsockname()[1]      # one that is free
     surroundings = {**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path),
                     'OMP_NUM_THREADS': '1', 'CUDA_VISIBLE_DEVICES': ''}
-    command = [sys.executable, '-m', 'torch.distributed.run', f'--nnodes={nodes}', '--master-addr=127.0.0.1',
-               f'--nproc-per-node={ranks_a_node}', f'--master-port={port}']
+    command = [sys.executable, '-m', 'torch.distributed.run', f'--nnodes={nodes}',
+               f'--nproc-per-node={ranks_a_node}', '--master-addr=127.0.0.1', f'--master-port={port}']
     runs = []
     with NamedTemporaryFile('w', suffix='.py') as file:
         file.write(script)
@@ -99,7 +99,7 @@ def torchrun(script, nodes, ranks_a_node):
                 runs.append(subprocess.Popen(
                     [*command, f'--node-rank={node}', file.name], env=surroundings, text=True,
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-            said = [run.communicate(timeout=60) for run in runs]
+            said = [run.communicate(timeout=300) for run in runs]
         finally:
             for run in runs:
                 run.terminate()             # nothing stays behind
@@ -294,8 +294,8 @@ compare(my_guess, best, ' minutes')
 print(f'{lost(best):.1%} is lost then, {lost(5):.1%} with a checkpoint every 5 minutes, '
       f'{lost(120):.1%} with one every 2 hours')
 minutes = (5, 10, best, 40, 60, 80, 100, 120)
-plot.lines({'lost': (minutes, [100 * lost(m) for m in minutes])}, write='{:.0f}', x='minutes from save to save',
-           title='Time lost, %')
+plot.lines({'lost': (minutes, [100 * lost(m) for m in minutes])}, write='{:.1f}',
+           x='minutes from save to save', title='Time lost, %')
 
 # %% [markdown]
 # The lowest point is where both parts are equal: at the square root of 2 · saving · until failure. (J. W. Young
@@ -358,10 +358,10 @@ with TemporaryDirectory() as folder:
 # Read it word by word.
 #
 # - **Who speaks?** Rank 1. It waited for 3 seconds, the time limit of its pipeline.
-# - **For what?** For a word of rank 0: at the start of a step the rank of stage 0 tells all others how many rows
-#   there are. So rank 1 has begun step 3.
-# - **Where is the other one?** Alive (a dead one is said to be dead), but not in a step, after step 2. So it has left
-#   the loop, and is in what follows: `save`, where it waits for rank 1.
+# - **For what?** For a word of rank 0. A word is what one rank tells all others, and words are counted. At the start of
+#   a step the rank of stage 0 tells how many rows there are. So rank 1 has begun step 3.
+# - **Where is the other one?** Not in a step, after step 2. So it has left the loop, and is in what follows: `save`,
+#   where it waits for rank 1. (It lives: of a dead one the message would say that it gives no sign of life.)
 #
 # Each waits for the other, for ever: a *deadlock*. Neither line is wrong by itself. What is wrong is that each rank
 # decided alone. Whatever decides how the program goes on has to be the same on all ranks: one decides and tells the
@@ -421,10 +421,6 @@ even = simulate(one_f_one_b(4, 16), Costs(F=1, B=2))
 uneven = simulate(one_f_one_b(4, 16), Costs(F=[1, 1, 2, 1], B=[2, 2, 4, 2]))
 compare(my_guess, uneven.makespan / even.makespan, ' times')
 plot.timeline(uneven, title='Device 2 is twice as slow', unit='units')
-
-# %%
-busy = [sum(span.seconds for span in row) / uneven.makespan for row in uneven.rows]
-print('busy:', *(f'device {device} {share:.0%},' for device, share in enumerate(busy)))
 
 # %% [markdown]
 # Nearly twice. All wait for the slowest, in a pipeline as in an all-reduce. So **idle devices are not where the fault
