@@ -146,10 +146,9 @@ for _, rank, local, node, *losses in ranks:
 # ## Slurm
 #
 # On a cluster nobody logs in on two nodes to type commands. You hand in a *batch script*, and Slurm runs it when
-# nodes are free:
+# nodes are free. Below its first line, `#!/usr/bin/env bash`, it says what it needs, and then what to do:
 #
 # ```bash
-# #!/usr/bin/env bash
 # #SBATCH --nodes=2
 # #SBATCH --ntasks-per-node=1       # tasks are what srun starts: one torchrun a node
 # #SBATCH --gpus-per-node=4
@@ -293,14 +292,15 @@ best = min(range(1, 121), key=lost)
 compare(my_guess, best, ' minutes')
 print(f'{lost(best):.1%} is lost then, {lost(5):.1%} with a checkpoint every 5 minutes, '
       f'{lost(120):.1%} with one every 2 hours')
-minutes = (5, 10, best, 40, 60, 80, 100, 120)
-plot.lines({'lost': (minutes, [100 * lost(m) for m in minutes])}, write='{:.1f}',
+minutes = (4, 5, 6, 8, 10, 15, best, 30, 40, 60, 80, 100, 120)
+plot.lines({'lost': (minutes, [100 * lost(m) for m in minutes])},
            x='minutes from save to save', title='Time lost, %')
 
 # %% [markdown]
 # The lowest point is where both parts are equal: at the square root of 2 · saving · until failure. (J. W. Young
 # gave it in 1974 as a first approximation; the formula is quoted from memory.)
-#
+
+# %% [markdown]
 # ## Ask for a warning
 #
 # The end of the time limit is no surprise. Slurm can send a signal before, and the batch script can put the job back
@@ -336,7 +336,7 @@ def until_told(folder, agree):
     """Train until the file is there, then save; after how many steps. `agree` decides on all ranks."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.rand(16, 8)
-    pipeline = Pipeline(model, [1, 1], chunks=2, loss_fn=mse_loss, time_limit=3.0,
+    pipeline = Pipeline(model, [1, 1], chunks=2, loss_fn=mse_loss, time_limit=4.0,
                         optimizer=partial(torch.optim.SGD, lr=0.5))
     group, checkpoints = Group(), Checkpoints(folder)
     for step in range(1, 10):
@@ -357,7 +357,7 @@ with TemporaryDirectory() as folder:
 # %% [markdown]
 # Read it word by word.
 #
-# - **Who speaks?** Rank 1. It waited for 3 seconds, the time limit of its pipeline.
+# - **Who speaks?** Rank 1. It waited for 4 seconds, the time limit of its pipeline.
 # - **For what?** For a word of rank 0. A word is what one rank tells all others, and words are counted. At the start of
 #   a step the rank of stage 0 tells how many rows there are. So rank 1 has begun step 3.
 # - **Where is the other one?** Not in a step, after step 2. So it has left the loop, and is in what follows: `save`,
@@ -399,8 +399,8 @@ with TemporaryDirectory() as folder:
 # 10 with NCCL, 30 with gloo), and often names only the operation that was late. Then look yourself:
 #
 # - Get a shell on each node (`srun --jobid=N --overlap --nodelist=NODE --pty bash`) and let each process show the
-#   lines that it is in: `py-spy dump --pid PID`. Most ranks show the same lines. Look at those that do not: they are
-#   what the others wait for.
+#   lines that it is in: `py-spy dump --pid PID` (py-spy is a package of its own). Most ranks show the same lines. Look
+#   at those that do not: they are what the others wait for.
 # - `launch(..., time_limit=60)` does so for all ranks when the time is over.
 # - Give waits a limit that is longer than the longest step and much shorter than the job:
 #   `init_process_group(timeout=timedelta(minutes=2))` in plain PyTorch, `time_limit=` in this library.
@@ -424,8 +424,8 @@ plot.timeline(uneven, title='Device 2 is twice as slow', unit='units')
 
 # %% [markdown]
 # Nearly twice. All wait for the slowest, in a pipeline as in an all-reduce. So **idle devices are not where the fault
-# is: look at the one that is never idle.** The GPU that `nvidia-smi` shows as fully busy is the slow one, while the
-# others look as if they were doing badly.
+# is: look at the one that is never idle.** A timeline shows which one it is. `nvidia-smi` may not: a GPU that waits for
+# others inside an operation of NCCL counts as busy there.
 #
 # What to look at, in this order:
 #
