@@ -124,8 +124,8 @@ from torch.nn.functional import mse_loss
 from fewgpu import Pipeline
 
 {inspect.getsource(train)}
-losses = train()
-print('RANK', *(os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'GROUP_RANK')), *losses)
+words = ['RANK', *map(os.environ.get, ('RANK', 'LOCAL_RANK', 'GROUP_RANK')), *train()]
+print(' '.join(words) + chr(10), end='')      # a line in one piece, as others print, too
 '''
 ranks = [line.split() for line in torchrun(script, nodes=2, ranks_a_node=2)]
 compare(my_guess, *(int(rank) for _, rank, local, node, *_ in ranks if (node, local) == ('1', '1')))
