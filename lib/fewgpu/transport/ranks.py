@@ -87,7 +87,9 @@ class Ranks:
                                for row in range(self.size) if row != self.index}
         except BaseException as error:
             self._signs.close()
-            raise Deadlock(str(error)) if isinstance(error, PeerError) else error
+            if isinstance(error, PeerError):
+                raise Deadlock(str(error)) from error
+            raise
 
     def mailbox(self, schedule: Schedule) -> RankMailbox:
         """For the next step, which runs `schedule` (with messages), a row a member.
