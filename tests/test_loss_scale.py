@@ -297,8 +297,8 @@ def test_parts_that_would_not_know_of_each_other_are_refused() -> None:
 
 
 def test_what_cannot_be_is_refused_with_the_remedy() -> None:
-    for wrong in ({'initial': 0.0}, {'growth': 0.5}, {'backoff': 1.0}, {'interval': 0}, {'initial': math.inf},
-                  {'growth': math.inf}, {'backoff': math.nan}, {'initial': 'dynamic'}):
+    for wrong in ({'initial': 0.0}, {'growth': 0.5}, {'backoff': 1.0}, {'interval': 0}, {'interval': 2.5},
+                  {'initial': math.inf}, {'growth': math.inf}, {'backoff': math.nan}, {'initial': 'dynamic'}):
         with pytest.raises(ValueError, match='a scale is above 0'):
             LossScale(**wrong)
     for wrong in (1e300, 1e-300, 3.5e38):

@@ -136,28 +136,30 @@ def comes_late(limit: float, seconds: float) -> dict[str, str]:
     return said
 
 
-def different() -> str:
+def different(of_rank_0: str, of_others: str) -> str:
     with pytest.raises(ValueError) as raised:
-        ENGINES['DataParallel' if dist.get_rank() else 'ZeRO of stage 2'](60.0)
+        ENGINES[of_others if dist.get_rank() else of_rank_0](60.0)
     return str(raised.value)
 
 
 def each() -> tuple:
-    return comes_late(60.0, 1.0), comes_late(1.0, 6.0), different()
+    return (comes_late(60.0, 1.0), comes_late(1.0, 6.0), different('ZeRO of stage 2', 'DataParallel'),
+            different('DataParallel', 'Ranks(['))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('ranks', (2, 3))
 def test_every_engine_waits_for_a_late_rank_but_not_longer_than_its_limit(ranks: int) -> None:
     late = ranks - 1
-    for rank, (soon, never, other) in enumerate(launch(each, ranks, time_limit=240)):
+    for rank, (soon, never, *others) in enumerate(launch(each, ranks, time_limit=240)):
         assert {*soon.values()} == {'made'} and {*soon} == {*ENGINES}
         for name, said in never.items():
             if rank == late:
                 assert f'rank {late} comes to make the same {name}' in said and 'too late' in said
             else:
                 assert f'still waits for rank {late} to make the same {name}' in said
-        assert 'rank 0 to make the same ZeRO of stage 2, rank 1 to make the same DataParallel' in other
+        assert 'rank 0 to make the same ZeRO of stage 2, rank 1 to make the same DataParallel' in others[0]
+        assert 'rank 0 to make the same DataParallel, rank 1 to make the same Ranks([0' in others[1]
 
 
 def dies() -> None:

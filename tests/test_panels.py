@@ -24,6 +24,13 @@ def test_a_late_weight_swings_as_the_roots_of_its_rule_say(delay: int, share: fl
     assert ('die away' in said) == dies
 
 
+@pytest.mark.parametrize('delay', (0, 1))   # its limits, 2 and 1, are rates that can be given
+def test_at_the_limit_swings_stay_as_they_are(delay: int) -> None:
+    w = staleness.descent(delay, rate := 2.0 - delay, updates=600)
+    assert min(w[-12:]) == -1 and max(w[-12:]) == 1
+    assert staleness.draw(delay, rate)[1].endswith('just that, so the swings neither grow nor die away.')
+
+
 @pytest.mark.parametrize('delay, rate', [(0, 0.05), (0, 1.5), (3, 0.4), (8, 1.5)])
 def test_the_picture_of_staleness_can_be_read(delay: int, rate: float) -> None:
     assert not faults(staleness.draw(delay, rate)[0])

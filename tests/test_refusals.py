@@ -43,8 +43,8 @@ def pipeline(**options: Any) -> Pipeline:
     return Pipeline(net(), [1, 1], **{'loss_fn': mse, 'optimizer': sgd, 'devices': ['cpu'] * 2, **options})
 
 
-WRONG_LIMITS = [(-1, ValueError), (0, ValueError), (math.inf, ValueError), (math.nan, ValueError), ('10', TypeError),
-                (True, TypeError)]
+WRONG_LIMITS = [(-1, ValueError), (0, ValueError), (9e9, ValueError), (math.inf, ValueError), (math.nan, ValueError),
+                ('10', TypeError), (True, TypeError)]
 
 
 @pytest.mark.parametrize('wrong, error', [*WRONG_LIMITS, (None, TypeError)])

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fewgpu import launch
+from fewgpu.alike import checksum
 from fewgpu.collectives import Group
 from fewgpu.models import gpt, next_token_loss
 from fewgpu.tensor_parallel import ColumnLinear, Cut, RowLinear, load_plain_state_dict, plain_state_dict
@@ -226,6 +227,14 @@ def test_ranks_that_are_given_other_rows_numbers_or_models_are_all_told_so(ranks
         assert 'different inputs: rank 0 1 x 4' in said[6] and f'rank {ranks - 1} 4: give' in said[6]
         assert all('the ranks have different modules' in one for one in said[7:11])
         assert said[11] == '4'   # they go on together
+
+
+def test_a_checksum_is_of_the_numbers_and_not_of_how_they_lie_in_memory() -> None:
+    every = torch.arange(24).reshape(4, 6)
+    for part in (every[::2], every[:, 1], every.t(), every[0, ::3][:1], every[0, :1].expand(4), every[0, 0],
+                 every > 3):
+        assert checksum([part]) == checksum({'y': part.clone(memory_format=torch.contiguous_format)})
+    assert checksum(every[::2, 0]) != checksum(every[1::2, 0]) and checksum(every / 2) == checksum(None)
 
 
 @pytest.mark.parametrize('cut', (Cut(), Cut(1), Cut(0, 3), Cut(1, 2)))

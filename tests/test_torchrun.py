@@ -56,7 +56,7 @@ def test_who_comes_first_waits_for_the_others_for_a_limited_time(tmp_path) -> No
     said = torch.load(tmp_path / 'only_rank_0_makes_one-0.pt')
     assert len(said) == len(script.FIRST)
     for name, sentence in zip(script.FIRST, said):
-        assert f'after {script.LIMIT:g} s rank 0 still waits for rank 1 to come to the first class' in sentence, name
+        assert f'after {script.LIMIT:g} s rank 0 still waits for rank 1 to make its first class' in sentence, name
     expected = plainly()
     for rank in range(2):
         for key, value in torch.load(tmp_path / f'one_comes_later-{rank}.pt').items():

@@ -88,6 +88,15 @@ def test_what_blocks_one_file_or_folder_is_named_and_stays(tmp_path, blocked):
     assert (tmp_path / blocked).exists()
 
 
+def test_a_folder_in_place_of_a_file_is_refused_however_it_is_written_and_no_other_folder_is(tmp_path):
+    for folder in ('.', '/', '..'):
+        with pytest.raises(typer.BadParameter, match='it is a folder'):
+            make_writable('--report', [Path(folder)])
+    (tmp_path / 'any').mkdir()
+    make_writable('--out', [tmp_path / 'x.json'], [tmp_path])
+    assert [*tmp_path.iterdir()] == [tmp_path / 'any']
+
+
 def test_a_file_takes_the_place_of_the_old_one_whole_or_not_at_all(tmp_path):
     path = tmp_path / 'x'
     path.write_bytes(b'old')

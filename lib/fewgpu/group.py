@@ -43,7 +43,7 @@ def meet(time_limit: float = 60.0) -> bool:
             torch.cuda.set_device(place % torch.cuda.device_count())
         backend, own_gpu = backend_of(place, places)
         store, rank, ranks = _store_of_torchrun(time_limit)
-        come_together(store, rank, range(ranks), 'come to the first class that works on ranks, which all ranks make',
+        come_together(store, rank, range(ranks), 'make its first class that works on ranks, as all ranks do',
                       time_limit)
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=_FOR_EVER,
                                 device_id=own_gpu)

@@ -1,13 +1,14 @@
 """Time limits: every wait for another thread, process or rank has one."""
 
-import threading
 from numbers import Real
 from typing import Any
+
+_MOST = 10**9   # seconds, thirty years: gloo adds a limit to the clock, in nanoseconds of 64 bits; 9e9 s overflow
 
 
 def verify_time_limit(seconds: Any) -> None:
     """Raises TypeError for what is no number, ValueError for one that nothing can wait for."""
     if not isinstance(seconds, Real) or isinstance(seconds, bool):
         raise TypeError(f'a time limit is a number of seconds, not {seconds!r}')
-    if not 0 < seconds <= threading.TIMEOUT_MAX:
-        raise ValueError(f'a time limit is above 0 seconds and at most {threading.TIMEOUT_MAX:.0f}, not {seconds}')
+    if not 0 < seconds <= _MOST:
+        raise ValueError(f'a time limit is above 0 seconds and at most {_MOST}, not {seconds}')

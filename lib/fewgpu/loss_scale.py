@@ -41,9 +41,11 @@ class LossScale:
     def __init__(self, initial: float = 2.0**16, growth: float = 2.0, backoff: float = 0.5,
                  interval: int = 2000) -> None:
         numbers = all(isinstance(each, Real) and math.isfinite(each) for each in (initial, growth, backoff, interval))
-        if not (numbers and initial > 0.0 and growth >= 1.0 and 0.0 < backoff < 1.0 and interval >= 1):
+        if not (numbers and initial > 0.0 and growth >= 1.0 and 0.0 < backoff < 1.0 and interval >= 1
+                and interval % 1 == 0):
             raise ValueError(f'a scale is above 0, its growth at least 1, its backoff between 0 and 1, and the '
-                             f'interval at least one update, not {initial!r}, {growth!r}, {backoff!r} and {interval!r}')
+                             f'interval a whole number of updates, at least 1, not {initial!r}, {growth!r}, '
+                             f'{backoff!r} and {interval!r}')
         self.scale, self.growth, self.backoff, self.interval = _verified(initial), growth, backoff, interval
         self._good = 0   # updates since the last overflow or growth
         self._left_out = False

@@ -75,7 +75,7 @@ def _pipeline(task: Task, schedule: str) -> Iterator[Knobs]:
 
 
 def _grid(task: Task, schedule: str, tensors: list[int]) -> Iterator[Knobs]:
-    """Tensor ranks x stages x replicas, of two kinds more than one each, where there are devices for it."""
+    """Tensor ranks x stages x replicas, more than one of two of these, where there are devices for it."""
     for tensor in tensors:
         room = max(1, task.cluster.devices // tensor)
         for stages in stage_counts(task, room):
@@ -87,7 +87,7 @@ def _grid(task: Task, schedule: str, tensors: list[int]) -> Iterator[Knobs]:
 
 
 def _dimensions(knobs: Knobs) -> int:
-    """Of tensor ranks, stages and replicas: of how many kinds there is more than one."""
+    """In how many of these there is parallelism: tensor ranks, stages, replicas."""
     return sum(count > 1 for count in (knobs.tensor, knobs.stages, knobs.replicas))
 
 
@@ -137,8 +137,9 @@ def best(way: str, task: Task) -> Prediction:
     tries, predict = WAYS[way]
     found = [predict(way, task, knobs) for knobs in tries(task)]
     if not found:
-        raise ValueError(f'{way} needs more samples ({task.batch}) or devices ({task.cluster.devices}): two each of '
-                         'two kinds of devices, and a sample for each replica and each stage')
+        raise ValueError(f'{way} needs more samples ({task.batch}) or devices ({task.cluster.devices}): a sample for '
+                         'each replica, under 2BW also for each stage, and in a hybrid two or more of two of these: '
+                         'tensor ranks, stages, replicas')
     return _best(found)
 
 
@@ -166,7 +167,7 @@ def ways_for(task: Task) -> list[str]:
     """Those that the task can take, and that are not another way under a second name.
 
     Layers are split among tensor ranks by their heads, and each replica, and each stage under 2BW, needs a
-    sample. With one of each kind all but offload are plain training; a hybrid has two or more of two kinds.
+    sample. With one of each all but offload are plain training; a hybrid has two dimensions (see `_dimensions`).
     """
     return [way for way, (tries, _) in WAYS.items() if any(
         _dimensions(knobs) >= _least(way) and (knobs.tensor > 1 or not way.startswith('tensor'))
@@ -174,7 +175,7 @@ def ways_for(task: Task) -> list[str]:
 
 
 def _least(way: str) -> int:
-    """Kinds of devices (see `_dimensions`) without which a way is another one."""
+    """How many dimensions (see `_dimensions`) a way has at least, or it is another one."""
     if way in ('plain, one device', 'offload'):
         return 0
     return 2 if ' x ' in way else 1

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fewgpu.group import verify_met
+from fewgpu.group import come_to_make, verify_met
 from fewgpu.limit import verify_time_limit
-from fewgpu.meeting import PeerError, come_together
+from fewgpu.meeting import PeerError
 from fewgpu.schedule import Message, Schedule
 from fewgpu.transport.copies import Parcel
 from fewgpu.transport.mailbox import Deadlock
@@ -45,8 +45,8 @@ class Ranks:
 
     After an error all members' Ranks are of no more use: each further step raises RankFailed.
 
-    Raises RuntimeError without torch.distributed, ValueError for wrong members, Deadlock if one of
-    them does not come in time.
+    Raises RuntimeError without torch.distributed, ValueError for wrong members, or if one of them makes
+    another class, Deadlock if one does not come in time.
     """
 
     def __init__(self, members: Sequence[int] | None = None, *, time_limit: float = 60.0) -> None:
@@ -78,8 +78,7 @@ class Ranks:
         store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
         self._signs = Signs(store, self.index, self.size, self._sign)
         try:
-            come_together(store, self.members[self.index], self.members, f'make the same Ranks({self.members})',
-                          self.time_limit)
+            come_to_make(self.members, f'Ranks({self.members})', self.time_limit)
             if self.size > 1:
                 group = dist.ProcessGroupGloo(store, self.index, self.size, timedelta(seconds=self.time_limit))
                 self._peers = {row: Peer(group, row, partial(self._arrived, row),
@@ -87,7 +86,9 @@ class Ranks:
                                for row in range(self.size) if row != self.index}
         except BaseException as error:
             self._signs.close()
-            raise Deadlock(str(error)) if isinstance(error, PeerError) else error
+            if isinstance(error, PeerError):
+                raise Deadlock(str(error)) from error
+            raise
 
     def mailbox(self, schedule: Schedule) -> RankMailbox:
         """For the next step, which runs `schedule` (with messages), a row a member.

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,9 +20,11 @@ def make_writable(option: str, files: Sequence[Path], folders: Sequence[Path] = 
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
         except OSError as error:
             raise _unwritable(folder, option, error) from None
-    for path in (*files, *(folder / 'any' for folder in folders)):
+    for path in files:
         with suppress(_Nothing), written(path, option):
             if path.exists():
                 path.open('ab').close()
@@ -38,7 +41,7 @@ def written(path: Path, option: str) -> Iterator[BinaryIO]:
 
     Raises typer.BadParameter, a sentence, if it cannot be.
     """
-    part = path.with_name(f'.{path.name}-{os.getpid()}')
+    part = path.parent / f'.{path.name}-{os.getpid()}'   # with_name would refuse '.' and '/'
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, 'it is a folder')

@@ -25,10 +25,12 @@ def draw(delay: int, rate: float) -> tuple[Figure, str]:
     limit = stability_limit(1.0, delay)
     w = [value if abs(value) <= FAR else math.nan for value in descent(delay, rate)]
     side = 'above it, so the swings grow' if rate > limit else 'below it, so the swings die away'
+    if math.isclose(rate, limit):
+        side = 'just that, so the swings neither grow nor die away'
     figure = plot.Picture(figsize=(9.0, 3.4), layout='constrained')
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     plot.lines({f'{delay} late': (range(len(w)), w)}, left, title='The weight; the loss is lowest at 0', x='updates')
     delays = range(9)
     plot.lines({'limit': (delays, [stability_limit(1.0, each) for each in delays]),
                 'here': ([delay], [rate])}, right, title='Learning rate', x='delay, in updates')
-    return figure, f'The limit for {delay} updates of delay is {limit:.3f}; {rate:g} is {side}.'
+    return figure, f'The limit for {delay} update{"s" * (delay != 1)} of delay is {limit:.3f}; {rate:g} is {side}.'
