@@ -1,6 +1,8 @@
 """What the kit says about the machine that it runs on."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -32,3 +34,13 @@ def test_two_core_efficiency_is_a_share_and_leaves_the_threads_as_they_were():
     assert torch.get_num_threads() == before
     with pytest.raises(ValueError, match='at least one thread'):
         machine.two_core_efficiency(0)
+
+
+def test_cores_that_other_programs_use_are_not_taken_for_ours():
+    others = [subprocess.Popen([sys.executable, '-S', '-c', 'while True: pass']) for _ in range(3 * machine.cores())]
+    try:
+        assert machine.two_core_efficiency(2, seconds=0.8) < 0.6   # a quarter, if all are given the same
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()

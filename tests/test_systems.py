@@ -210,14 +210,6 @@ def test_conclusions_rest_on_the_worst_moment_and_of_gpus_it_is_said_that_it_is_
         assert steady == (gpus >= 2) == ('no conclusions' not in why) and 'was not measured' in why
 
 
-@pytest.mark.parametrize('left, together', [(0.05, 1.2), (0.99, 0.5), (0.9, 0.95)])
-def test_a_machine_on_which_others_take_as_much_from_one_thread_as_from_all_is_busy(left, together, monkeypatch):
-    monkeypatch.setattr('fewgpu.workshop.noise.shares_of_cores', lambda threads: [0.99, left][-threads:])
-    monkeypatch.setattr(everyone.machine, 'two_core_efficiency', lambda threads, seconds: together)
-    monkeypatch.setattr(everyone.machine, 'gpus', lambda: [])
-    assert everyone.efficiency(Work('resnet18', 2, (1, 1), 8, 8, 64, 1)) == min(left, together)
-
-
 @pytest.mark.parametrize('shares, steady', [([0.9] * 12, True), ([0.9] * 11 + [0.2], False)])
 def test_all_are_run_in_order_and_one_busy_moment_withholds_verdicts(shares, steady, tmp_path, monkeypatch, capsys):
     ran, left = [], iter(shares)

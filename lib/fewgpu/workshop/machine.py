@@ -45,24 +45,28 @@ def two_core_efficiency(threads: int = 2, seconds: float = 2.0) -> float:
 
     Each thread multiplies matrices on one core. 1.0 would be perfect; cores that share caches,
     memory, power or (as hyper-threads) the core itself stay below, and so does every pipeline on
-    them. One thread alone and all threads together take turns, so that the clock's ups and downs
-    touch both; all turns together take about `seconds`.
+    them; so do cores that other programs use: what one core does is counted by the second that
+    it computes for us. One thread alone and all threads together take turns, so that the clock's
+    ups and downs touch both; all turns together take about `seconds`.
 
     Raises ValueError if there is no thread or no time.
     """
     if threads < 1 or seconds <= 0:
         raise ValueError(f'measure at least one thread for more than 0 s, not {threads} for {seconds} s')
     turn = seconds / 8
-    rates = [(_products_a_second(1, turn), _products_a_second(threads, turn)) for _ in range(4)]
-    alone, together = (sorted(column) for column in zip(*rates))
-    return (together[1] + together[2]) / (alone[1] + alone[2]) / threads   # medians of four
+    alone, together = [], []
+    for _ in range(4):
+        products, computed = _products(1, turn)
+        alone.append(products / (computed or turn))   # some clocks of threads are coarse
+        together.append(_products(threads, turn)[0] / turn)
+    return sum(sorted(together)[1:3]) / sum(sorted(alone)[1:3]) / threads   # medians of four
 
 
-def _products_a_second(threads: int, seconds: float) -> float:
-    """Matrix products a second, of all threads together."""
+def _products(threads: int, seconds: float) -> tuple[int, float]:
+    """Matrix products that all threads together do in `seconds`, and the seconds of a core that they were given."""
     import torch
 
-    done = [0] * threads
+    done, computed = [0] * threads, [0.0] * threads
     started, stop = threading.Barrier(threads), threading.Event()
     before = torch.get_num_threads()
 
@@ -71,10 +75,11 @@ def _products_a_second(threads: int, seconds: float) -> float:
         torch.set_num_threads(1)
         matrix = torch.full((256, 256), 1 / 256)   # products of it stay what they are
         started.wait()
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end and not stop.is_set():
+        end, begun = time.perf_counter() + seconds, time.thread_time()
+        while not done[index] or time.perf_counter() < end and not stop.is_set():
             torch.mm(matrix, matrix, out=results[index])
             done[index] += 1
+        computed[index] = time.thread_time() - begun
 
     results = [torch.empty(256, 256) for _ in range(threads)]
     workers = [threading.Thread(target=multiply, args=(index,)) for index in range(threads)]
@@ -91,4 +96,4 @@ def _products_a_second(threads: int, seconds: float) -> float:
             if worker.ident is not None:
                 worker.join()
         torch.set_num_threads(before)
-    return sum(done) / seconds
+    return sum(done), sum(computed)

@@ -16,7 +16,6 @@ from rich.table import Table
 
 from fewgpu import plot
 from fewgpu.workshop import machine
-from fewgpu.workshop.noise import Quiet
 from fewgpu.workshop.process import run_to_end
 from fewgpu.workshop.systems.sweeps import SWEEPS
 from fewgpu.workshop.systems.trainers import SYSTEMS
@@ -25,7 +24,6 @@ from fewgpu.workshop.systems.work import WARM_UP, Work
 
 NAMES = {key: name for key, (name, _) in SYSTEMS.items()}
 STEADY = 0.7   # of a core, and of what one does alone, that each must do beside the others
-LOOKS = 5      # at what a core is left to its thread: a moment alone says little
 Found = dict[str, dict[str, Any]]
 
 
@@ -92,15 +90,9 @@ def _introduce(console: Console, work: Work) -> None:
 
 
 def efficiency(work: Work) -> float | None:
-    """What each of the cores does that compute at once, at this moment: of what one does alone, or (where other
-    programs take their share from that one, too) of a core; the lower counts. None on GPUs: it is not measured."""
-    if machine.gpus():
-        return None
-    threads = min(work.devices, machine.cores())
-    quiet = Quiet(threads)
-    for _ in range(LOOKS):
-        quiet.look()
-    return min(quiet.share, machine.two_core_efficiency(threads, seconds=1.0))
+    """What each of the cores does that compute at once, at this moment, of what one does alone. None on GPUs: it is
+    not measured."""
+    return None if machine.gpus() else machine.two_core_efficiency(min(work.devices, machine.cores()), seconds=1.0)
 
 
 def is_steady(shares: Sequence[float | None], gpus: int, work: Work) -> tuple[bool, str]:
