@@ -107,8 +107,8 @@ for name, way in ways.items():
         print(f'    {skip.name}: device {here} ' + ('keeps it' if here == there else f'to device {there}'))
 
 # %% [markdown]
-# Now a real training step with one image. The links of the devices count what they carry, forward and backward, and
-# the devices count what they hold.
+# Now a real training step with one image. (With one micro-batch GPipe is model parallelism.) The links of the devices
+# count what they carry, forward and backward, and the devices count what they hold.
 #
 # **Predict:** how many times as many bytes does the naive way move as the one by level?
 
@@ -482,6 +482,7 @@ plot.timelines({name: simulate(plan, Costs(F=1, B=2)) for name, plan in drawn.it
 # %%
 my_guess = None        # units
 
+
 def recomputing(n, m):
     return with_recompute(one_f_one_b(n, m), 'always')
 
@@ -514,8 +515,8 @@ def draw(schedule, devices, images):
     stashes = simulate(plan, Costs(F=1, B=2, stash=1, input=0.2))
     weights = simulate(plan, Costs(F=1, B=2, weights=1))
     return plot.timeline(simulate(plan, Costs(F=1, B=2)), unit='units'), (
-        f'{stashes.makespan:g} units; the fullest device: {max(map(stashes.peak, range(devices))):.3g} of '
-        f'stashes, {max(map(weights.peak, range(devices))):g} of weights (of one stage)')
+        f'{stashes.makespan:g} units; at most on a device: {max(map(stashes.peak, range(devices))):.3g} '
+        f'(stashes), {max(map(weights.peak, range(devices))):g} (weights of a stage)')
 
 
 Panel(draw, schedule=Choice('GEMS', tuple(plans)), devices=Slider(4, 2, 8), images=Slider(6, 1, 12))
