@@ -424,7 +424,7 @@ def train(strategy):
     replica, stage, part = grid.place(torch.distributed.get_rank())
     rows = tokens.chunk(grid.replicas)[replica]
     losses = [trainer.step(rows[:, :-1], rows[:, 1:]).item() for _ in range(4)]
-    weights = plain_state_dict(trainer.module)
+    weights = {name: value.cpu() for name, value in plain_state_dict(trainer.module).items()}
     trainer.close()
     return losses, weights, sum(parameter.numel() for parameter in trainer.parameters())
 
