@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 TEXTS = {
     'C01': 'Models grow much faster than the memory of GPUs.',
-    'C02': 'Weights, gradients and optimizer states take one, one and two numbers a parameter; feature maps come on top.',
+    'C02': 'Weights, gradients and optimizer states take one, one and two numbers a parameter; feature maps come on '
+           'top.',
     'C03': 'Weights in low precision alone do not do: small updates are lost, so a precise copy stays.',
     'C04': 'Data parallelism cannot train what does not fit one GPU, and its communication grows with the model.',
     'C05': 'The share of communication grows with the number of machines.',
@@ -28,8 +29,8 @@ TEXTS = {
     'C18': 'With many micro-batches the speed grows almost linearly with the devices; with few, scaling is poor.',
     'C19': 'Results do not depend on the cut or on micro-batches; but batch norm sees micro-batches.',
     'C20': 'A pipeline needs a sequence of layers, and each layer fits one device.',
-    'C21': 'Activations, not parameters, fill the memory; in a pipeline the fullest device holds less; models with many '
-           'weights gain more.',
+    'C21': 'Activations, not parameters, fill the memory; in a pipeline the fullest device holds less; models with '
+           'many weights gain more.',
     'C22': 'Balancing by time or by memory is seen in both; with a pipeline the batch can be larger.',
     'C23': 'Pipelines are for models that do not fit; otherwise data parallelism is better.',
     'C24': 'One forward, one backward with weight stashing keeps the gradients valid; versions of weights cost memory.',
@@ -46,7 +47,8 @@ TEXTS = {
     'C35': 'Many models at once keep devices busy that one model leaves idle.',
     'C36': 'A model larger than the device trains shard by shard; each shard is loaded twice a step.',
     'C37': 'Double buffering hides the transfer of shards.',
-    'C38': 'Spilling many models at once takes up to 90 % less time than GPipe, and is 4 times as fast as model parallelism.',
+    'C38': 'Spilling many models at once takes up to 90 % less time than GPipe, and is 4 times as fast as model '
+           'parallelism.',
     'C39': 'Model states can be partitioned among data-parallel workers, with few changes to the code.',
     'C40': 'Most model states belong in the memory of the host and on disk.',
     'C41': 'Each worker reading its slice, and gathering the rest, beats one worker that reads and broadcasts.',
@@ -55,9 +57,10 @@ TEXTS = {
     'C44': 'Offloading costs about two per cent, and makes models trainable that did not fit.',
     'C45': 'Recompute has neighbours: offload to the host, encoding, compilers that choose, pruning.',
     'C46': 'Pipelines use GPUs better than model parallelism, and train large networks faster than data parallelism.',
-    'P01': 'Tensor parallelism (Megatron-LM) moves 8 b s h (t-1)/t elements a rank, for a transformer block and micro-batch.',
+    'P01': 'Tensor parallelism (Megatron-LM) moves 8 b s h (t-1)/t elements a rank, for a transformer block and '
+           'micro-batch.',
     'P02': 'Hybrid parallelism by one call (HyPar-Flow) trains as sequential SGD does.',
-    'P03': 'A second replica in reverse order (GEMS) fills the idle time of the first.',
+    'P03': 'A second replica in reverse order (GEMS) fills a part of the idle time of the first.',
     'P04': 'Asynchronous pipelines are stable below a learning rate that falls with the delay (PipeMare).',
 }
 
@@ -68,7 +71,7 @@ class Finding(NamedTuple):
     claim: str
     confirmed: bool | None
     found: str
-    by: str = ''        #: '' for a run of this machine, else 'the simulator' or 'published figures'
+    by: str = ''        #: '' for a run of this machine, else what judged: 'the simulator', 'the planner'
     because: str = ''   #: where a difference between the claim and what was found comes from
 
     @property
