@@ -47,7 +47,7 @@ def verify_same(state: State, group: Group) -> None:
 def verify_given_same(what: str, tensor: torch.Tensor, group: Group) -> None:
     """Raises ValueError, on every rank, if they were given tensors of other shapes, or other whole numbers.
 
-    All call it, once a step: it costs one message of 64 bytes a rank, less than the latency of an all-reduce. Tokens
+    All call it. It costs one message of 64 bytes a rank, less than the latency of an all-reduce. Tokens
     and targets are compared by a checksum, where they are in the host's memory (a GPU would have to be waited for).
     Floating-point numbers are not: what ranks have computed alike may be rounded otherwise.
     """

@@ -14,9 +14,9 @@ TURN = 0.05     # seconds of a look
 
 def faster(speed: float, than: float) -> bool | None:
     """Is the one speed higher than the other? None where they differ by less than NOISE."""
-    if speed * (1 + NOISE) <= than:
+    if than >= speed * (1 + NOISE) and than > speed:   # two zeros are equal
         return False
-    return True if speed >= (1 + NOISE) * than else None
+    return True if speed >= than * (1 + NOISE) and speed > than else None
 
 
 def both(*verdicts: bool | None) -> bool | None:
