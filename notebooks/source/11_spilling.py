@@ -317,10 +317,10 @@ for _ in range(4):
         seconds[ahead] += seconds_of(lambda: trainer.step(*batch), 1)
     computed, travelled = (sum(visit.end - visit.start for visit in trainers[True].visits
                                if (visit.what == 'compute') == computes) for computes in (True, False))
-    exposed.append((seconds[True][-1] - computed) / travelled)
+    exposed.append((seconds[True][-1] - computed) / travelled)      # waiting that is left
 hidden = 1 - median(exposed[1:])                         # the first round warms up
 one, two = (median(seconds[ahead][1:]) for ahead in (False, True))
-compare(my_guess, 100 * hidden, ' %', quiet.note)
+compare(my_guess, 100 * hidden, ' %')
 
 # %% tags=["measured"]
 figure = plot.Picture(figsize=(9, 5), layout='constrained')
@@ -449,7 +449,7 @@ for _ in range(3):
         train = way()
         times[name] += seconds_of(lambda: results[name].append(train()), 1)
 naive, spread = (median(times[name][1:]) for name in ways)           # the first round warms up
-compare(my_guess, naive / spread, ' times', quiet.note)
+compare(my_guess, naive / spread, ' times')
 run = results['shared'][-1].shared
 plot.tasks(together(run), worker='device', title='Six models share four devices (numbers: shards)')
 
