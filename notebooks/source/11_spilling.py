@@ -37,8 +37,8 @@ from fewgpu.workshop.claims import Claims
 from fewgpu.workshop.demos.hydra import (hides_transfers, is_that_much_faster, keeps_busy, lanes,
                                          since_start, together, trains_by_shards)
 from fewgpu.workshop.lesson import compare
-from fewgpu.workshop.measured.hydra import (PACE, even_balance, pipelined, seconds_of, shared, spilled, tokens,
-                                            virtual_pipeline)
+from fewgpu.workshop.measured.hydra import (PACE, even_balance, pipelined, seconds_of, shared, spilled,
+                                            tokens, virtual_pipeline)
 from fewgpu.workshop.noise import Quiet
 from fewgpu.workshop.panel import Choice, Panel, Slider
 
@@ -124,16 +124,16 @@ print('all gradients are those of the plain model, bit by bit:', as_plain(traine
 #
 # We ask the ledger for the *peak*, the most bytes that live on the device at once, with 1, 2, 4, ... 64 shards.
 #
-# **Predict:** as one shard the model needs 9.6 MB: weights, their gradients, and activations. And as 64 shards of one
-# layer, whose weights are 66 kB?
+# **Predict:** as one shard the model needs 8.5 MB: twice the weights, and some more. And as 64 shards of one layer,
+# whose weights are 66 kB?
 
 # %%
 my_guess = None        # kB
 
 
-def peak(balance, on_host):
+def peak(balance, on_host, limit=None):
     """Bytes, and the trainer, after a step with so many layers a shard."""
-    device = Device()
+    device = Device(memory_limit=limit)
     device.meter()
     trainer = Spilled(network(), balance, device=device, loss_fn=mse_loss, prefetch=False,
                       inputs_on_host=on_host)
@@ -149,9 +149,12 @@ plot.lines({name: (counts, kept) for name, kept in peaks.items()}, x='shards', y
            title='Peak on the device')
 
 # %% [markdown]
-# A guess of 200 kB counts the weights and gradients of one layer, and its activations. But between F and B each shard
-# keeps its input, and 64 inputs are more than a megabyte: beyond 16 shards the peak *rises* again. With
-# `inputs_on_host=True` they travel, too, and the peak goes down and down.
+# One shard is at its peak near the end of the backward, where nearly all gradients are there, and most activations
+# have gone.
+#
+# A guess of 200 kB for 64 counts the weights and gradients of one layer, and its activations. But between F and B
+# each shard keeps its input, and 64 inputs are more than a megabyte: with 64 shards the peak is *higher* again than
+# with 32. With `inputs_on_host=True` inputs travel, too, and it goes on to fall.
 #
 # ## The pilot run
 #
@@ -183,9 +186,8 @@ print('layers a shard:', *balance)
 needs, trainer = peak(balance, on_host=True)
 print(f'peak {needs / 1e3:.1f} kB of {small.memory_limit / 1e3:.1f} kB')
 for limit in needs, needs - 1:
-    device = Device(memory_limit=limit)
     try:
-        Spilled(network(), balance, device=device, loss_fn=mse_loss, prefetch=False, inputs_on_host=True).step(x, y)
+        peak(balance, on_host=True, limit=limit)
         print(f'{limit:,} bytes: trains')
     except torch.OutOfMemoryError:
         print(f'{limit:,} bytes: out of memory')
@@ -193,9 +195,9 @@ for limit in needs, needs - 1:
 # %%
 loads = [visit.unit.shard for visit in trainer.visits if visit.what == 'load']
 claims.test('C36', trains_by_shards(as_plain(trainer), loads, len(balance), needs, small.memory_limit),
-            f'{weights / 1e3:,.0f} kB of weights trained with at most {needs / 1e3:.0f} kB at once, where '
-            f'{small.memory_limit / 1e3:.0f} kB were allowed; gradients as those of the plain model, bit by bit; '
-            f'{len(loads)} loads of {len(balance)} shards in a step',
+            f'{weights / 1e3:,.0f} kB of weights trained with at most {needs / 1e3:.0f} kB at once, '
+            f'where {small.memory_limit / 1e3:.0f} kB were allowed; gradients as those of the plain model, '
+            f'bit by bit; {len(loads)} loads of {len(balance)} shards in a step',
             because='The last shard is loaded once: its forward, loss and backward are one unit.')
 
 # %% [markdown]
@@ -209,7 +211,7 @@ claims.test('C36', trains_by_shards(as_plain(trainer), loads, len(balance), need
 
 # %%
 def chain(load, shards=4, batches=1):
-    seconds = [1] * (shards - 1) + [3] * shards       # F .. F, then L and B .. B
+    seconds = [1] * (shards - 1) + [3] * shards       # all F, then L, then all B
     return Chain(seconds, batches, [load] * len(seconds))
 
 
@@ -255,13 +257,14 @@ slow = [0, 0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6]
 lengths = {name: [plan([chain(load)], 1, prefetch=ahead).makespan for load in slow]
            for name, ahead in (('one buffer', False), ('two buffers', True))}
 gains = [one / two for one, two in zip(*lengths.values())]
-print('times as fast with two buffers:', ', '.join(f'{gain:.2f} (load {load:g})' for load, gain in zip(slow, gains)))
+said = [f'{gain:.2f} (load {load:g})' for load, gain in zip(slow, gains)]
+print('times as fast with two buffers:', ', '.join(said))
 plot.lines({name: (slow, found) for name, found in lengths.items()}, x='a load, in forwards of a shard',
            title='Length of a step, s')
 
 # %% [markdown]
-# At best, where loads take as long as the work, a step could be twice as fast. (The authors' code says 1.5 to 2
-# times, in its README.)
+# The gain is largest where a load takes as long as a backward: 1.5 times. Were all units as long as a load, it would
+# be nearly twice. (The authors say 1.5 to 2 times, in the README of their code.)
 #
 # How long is a load on your GPU? Let P be the parameters of a shard, most of them in linear layers. Their load takes
 # 4 P bytes, and their forward 2 P operations for each *row* of the mini-batch (in a language model, each token). So
@@ -286,7 +289,7 @@ compare(my_guess, 2 * 10e12 / 12e9, ' rows')
 
 # %%
 print('memory, of the weights  shards, one buffer  two buffers')
-for part in 10, 8, 6, 4, 2:
+for part in 10, 6, 3:
     one, two = (len(cut(weights // part, room)) for room in (0, 0.4))
     print(f'{"1/" + str(part):>22} {one:19} {two:12}')
 
@@ -331,8 +334,8 @@ figure
 
 # %% tags=["measured"]
 claims.test('C37', quiet.verdict(hides_transfers(hidden)),
-            f'{hidden:.0%} of the transfers, and of the updates on the host, are hidden; a step takes {two:.2f} s '
-            f'instead of {one:.2f}, {one / two:.2f} times as fast{quiet.note}',
+            f'{hidden:.0%} of the transfers, and of the updates on the host, are hidden; a step takes '
+            f'{two:.2f} s instead of {one:.2f}, {one / two:.2f} times as fast{quiet.note}',
             because='How much there is to hide depends on the link: here two fifths of a unit for a shard.')
 
 # %% [markdown]
@@ -355,7 +358,8 @@ my_guess = None        # s
 
 three = plan([chain(load=0.5, batches=2)] * 3, devices=2)
 compare(my_guess, three.makespan, ' s')
-plot.tasks(together(three), title='Three models share two devices (numbers: shards)', unit='s', worker='device')
+plot.tasks(together(three), title='Three models share two devices (numbers: shards)', unit='s',
+           worker='device')
 
 # %% [markdown]
 # The work is 90 s, for two devices 45 s, and little is lost. A model moves from device to device: its weights come
@@ -368,7 +372,7 @@ plot.tasks(together(three), title='Three models share two devices (numbers: shar
 # group it shows:
 
 # %%
-group = [chain(load=0.5, batches=batches) for batches in (2, 2, 2, 6)]
+group = [chain(load=0.5, batches=batches) for batches in (1, 1, 1, 3)]
 work = [sum(model.units) * model.batches for model in group]
 both = plan(group, devices=2)
 print('work of the models:', *work, '- no order can be done before', max(max(work), sum(work) / 2))
@@ -376,7 +380,11 @@ print(f'longest remaining time first: {both.makespan:g} s')
 plot.tasks(together(both), title='Three short models and a long one', unit='s', worker='device')
 
 # %% [markdown]
-# Had the devices begun with the three short ones, those would be done after 45 s, and the long one after 45 + 90 s.
+# The 1.5 s above that are loads which nothing hides: a mini-batch may load shard 0 only after the mini-batch before
+# has updated it.
+#
+# Had the devices begun with the three short ones, those would be done after 22.5 s at the earliest, and the long one
+# 45 s later.
 #
 # With units of equal length, and nothing to load, no rule beats this one (Hu, 1961; remembered). While a device
 # computes, the rule also chooses what it will compute next, and that shard goes into the second buffer. Seconds that
@@ -396,7 +404,7 @@ check(15)
 # ## How many models does it take?
 #
 # **Predict:** eight devices, models of four shards, two mini-batches each. How many models does it take until the
-# devices compute for 75 % of the time?
+# devices compute for 90 % of the time?
 
 # %%
 my_guess = None        # models
@@ -404,19 +412,22 @@ my_guess = None        # models
 numbers = [1, 2, 4, 6, 8, 10, 12, 16, 20, 24]
 busy = {f'{devices} devices': [plan([chain(0.5, batches=2)] * n, devices).utilisation for n in numbers]
         for devices in (2, 4, 8)}
-compare(my_guess, next(n for n, share in zip(numbers, busy['8 devices']) if share >= 0.75), ' models')
+compare(my_guess, next(n for n, share in zip(numbers, busy['8 devices']) if share >= 0.9), ' models')
 plot.lines({name: (numbers, [100 * share for share in shares]) for name, shares in busy.items()},
            x='models', title='The devices compute, % of the time')
 
 # %% [markdown]
-# At least as many as devices. A few more are better, for at the end some devices find no model that is free. Try it:
-# what do two buffers change with one model, and what with six?
+# At least as many as devices. But ten are worse than eight! Who is next is chosen one unit ahead, for the second
+# buffer. Equal models run in step, so it is always the same devices that choose the two which wait, and each of these
+# two gets half of a device. The other devices are done early. Models of different lengths do not run in step.
+#
+# Try it: what do two buffers change with one model, and what with six?
 
 # %%
 def draw(models, devices, shards, load, buffers):
     group = [chain(load, shards)] * models
     run, work = plan(group, devices, prefetch=buffers == 'two'), sum(group[0].units)
-    rows = [plot.Task(device, 'model 0', 0, 0, 0) for device in range(devices)]      # idle ones are drawn, too
+    rows = [plot.Task(device, 'model 0', 0, 0, 0) for device in range(devices)]   # draw idle ones, too
     return plot.tasks(rows + together(run), unit='s', worker='device'), (
         f'{run.makespan:.4g} s, no order is faster than {max(work, work * models / devices):.4g}; '
         f'the devices compute {run.utilisation:.0%} of the time')
@@ -468,8 +479,8 @@ claims.test('C35', quiet.verdict(keeps_busy(busy, waiting, naive, spread)),
 # with a single model. A lecture says that spilling many models takes *up to 90 % less time* than GPipe, and is 4
 # times as fast as model parallelism.
 #
-# In virtual time: 16 models, 5 mini-batches each, on eight devices, all models cut into eight. GPipe recomputes, too.
-# It needs no loads, for its weights stay.
+# In virtual time: 16 models, 5 mini-batches each, on eight devices, all models cut into eight. GPipe recomputes, too
+# (but with one micro-batch: then it is model parallelism). It needs no loads, for its weights stay.
 #
 # **Predict:** how much less time than GPipe with four micro-batches does sharing take?
 
@@ -493,16 +504,16 @@ plot.lines({'8 devices': (list(less), [100 * share for share in less.values()])}
 # %%
 faster = pipeline[1] / ours
 claims.test('C38', is_that_much_faster(faster, (less[4], less[32])),
-            f'on 8 devices {faster:.1f} times as fast as model parallelism; less time than GPipe by {less[4]:.0%} '
-            f'with 4 micro-batches, {less[32]:.0%} with 32', by='the simulator',
-            because='The four times hold, the 90 % do not: GPipe fills its devices, if it has enough micro-batches, '
-                    'which cost nothing here.')
+            f'on 8 devices {faster:.1f} times as fast as model parallelism; less time than GPipe by '
+            f'{less[4]:.0%} with 4 micro-batches, {less[32]:.0%} with 32', by='the simulator',
+            because='The four times hold, the 90 % do not: GPipe fills its devices, if it has enough '
+                    'micro-batches, which cost nothing here.')
 
 # %% [markdown]
 # To be beaten by 90 %, GPipe has to be idle for nine tenths of the time: one micro-batch, on more devices than these.
 # The abstract of the paper claims less than the lecture: 50 to 100 % more throughput than DeepSpeed and GPipe
-# (version 7), which is 33 to 50 % less time. This is between four and eight micro-batches in our picture. No
-# measurement of such a size was made here: it would take GPUs, and large models.
+# (version 7), which is 33 to 50 % less time. In our picture that is about eight micro-batches. No measurement of such
+# a size was made here: it would take GPUs, and large models.
 #
 # So when do you spill?
 #
