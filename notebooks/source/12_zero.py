@@ -50,16 +50,17 @@ claims = Claims()      # what we find out on the way is noted here
 # %% [markdown]
 # ## N copies of the same
 #
-# In data parallelism ([lesson 3](03_data_parallelism.ipynb)) every rank holds the whole model. Activations aside, these are
-# the *model states*: weights, gradients, and what the optimizer remembers. Large models are trained with Adam in mixed
-# precision, and for every parameter that is
+# In data parallelism ([lesson 3](03_data_parallelism.ipynb)) every rank holds the whole model. Activations aside,
+# these are the *model states*: weights, gradients, and what the optimizer remembers. Large models are trained with
+# Adam in mixed precision, and for every parameter that is
 #
 # - 2 bytes for the weight and 2 for its gradient, in half precision;
-# - 12 for the optimizer: a precise copy of the weight, a mean of gradients and a mean of their squares, 4 bytes each.
+# - 12 for the optimizer: a precise copy of the weight, a mean of gradients and a mean of their squares, 4 bytes
+#   each.
 #
-# 64 ranks hold these 16 bytes 64 times. *ZeRO* (arXiv 1910.02054: *zero redundancy*) cuts them into 64 pieces, one a rank.
-# Its stage 1 does so with the optimizer's 12 bytes, stage 2 with gradients, too, stage 3 also with weights. Stage 0 is
-# plain data parallelism. (These *stages* are no stages of a pipeline.)
+# 64 ranks hold these 16 bytes 64 times. *ZeRO* (arXiv 1910.02054: *zero redundancy*) cuts them into 64 pieces, one a
+# rank. Its stage 1 does so with the optimizer's 12 bytes, stage 2 with gradients, too, stage 3 also with weights.
+# Stage 0 is plain data parallelism. (These *stages* are no stages of a pipeline.)
 #
 # **Predict:** a model of 7.5 billion parameters takes 120 GB on each rank. In stage 1, on 64 ranks?
 
@@ -76,14 +77,14 @@ plot.lines({f'stage {stage}': (ranks, [bytes_per_rank(7.5e9, n, stage) / 1e9 for
            title='Model states, 7.5 billion parameters', x='ranks', y='GB a rank', log='xy')
 
 # %% [markdown]
-# These are the figures of the paper (table 1). Stages 1 and 2 come down to what is still whole: 4 bytes a parameter, or 2.
-# Only in stage 3 do more ranks always mean less on each.
+# These are the figures of the paper (table 1). Stages 1 and 2 come down to what is still whole: 4 bytes a parameter,
+# or 2. Only in stage 3 do more ranks always mean less on each.
 #
 # ## One rank trains one piece
 #
-# How can a rank do without most of the optimizer's state? It updates only its own piece of the weights. The all-reduce of
-# lesson 3 was two operations: after the *reduce-scatter* each rank has its piece of the summed gradients, after the
-# *all-gather* all have all pieces. The update fits in between:
+# How can a rank do without most of the optimizer's state? It updates only its own piece of the weights. The
+# all-reduce of lesson 3 was two operations: after the *reduce-scatter* each rank has its piece of the summed
+# gradients, after the *all-gather* all have all pieces. The update fits in between:
 #
 # ```
 # data parallel    reduce-scatter, all-gather of gradients   | update all weights
@@ -195,8 +196,9 @@ for stage in range(4):
                                        if size > 0.01 * P))
 
 # %% [markdown]
-# Up to stage 2 the memory is saved for nothing: the same bytes travel, in another order. Stage 3 gathers twice and sends
-# half as much again. And what it gathers has to be there in time, so the next layer is gathered while one computes.
+# Up to stage 2 less memory costs no traffic: the same bytes travel, in another order. Stage 3 gathers twice and
+# sends half as much again. And what it gathers has to be there in time, so the next layer is gathered while one
+# computes.
 
 # %%
 off = max(abs(found / said - 1) for found, said in zip(held, formula))
@@ -207,8 +209,8 @@ claims.test('C39', zero.is_shared_out(off, apart, changed),
             f'stages 0 to 3, losses are those of data parallelism, {changed} lines of the loop change')
 
 # %% [markdown]
-# [exercises/13_zero.py](../exercises/13_zero.py) asks you for it: the bytes of each stage, an optimizer that trains one
-# piece, and a forward and a backward that gather layer by layer. It takes about 40 minutes.
+# [exercises/13_zero.py](../exercises/13_zero.py) asks you for it: the bytes of each stage, an optimizer that trains
+# one piece, and a forward and a backward that gather layer by layer. It takes about 40 minutes.
 
 # %% tags=["yours"]
 check(13)
@@ -218,8 +220,8 @@ check(13)
 #
 # ## Where would a trillion parameters fit?
 #
-# ZeRO needs as many GPUs as hold all states together. Count 20 bytes a parameter (gradients are kept in single
-# precision, too).
+# ZeRO needs as many GPUs as hold all states together. Count 20 bytes a parameter here: ZeRO-Infinity keeps gradients
+# in single precision, too (as we remember the paper).
 #
 # **Predict:** how many GPUs of 32 GB hold the states of a trillion parameters? Nothing else fits beside them.
 
@@ -229,8 +231,9 @@ my_guess = None        # GPUs
 compare(my_guess, 20 * 1e12 / 32e9, ' GPUs')
 
 # %% [markdown]
-# But a machine has other memory. This is a table of *ZeRO-Infinity* (arXiv 2104.07857, figure 2b), for nodes of 16 GPUs:
-# how much memory there is in all, and how fast a GPU reaches it if all do so at the same time. NVMe are the disks.
+# But a machine has other memory. This is a table of *ZeRO-Infinity* (arXiv 2104.07857, figure 2b), for nodes of 16
+# GPUs: how much memory there is in all, and how fast a GPU reaches it if all do so at the same time. NVMe are the
+# disks.
 
 # %%
 print('              TB in all             GB/s of each GPU')
@@ -247,10 +250,10 @@ for gpus in (1, 16, 64, 256, 1024):
 #
 # ## Layer by layer
 #
-# `Offloaded` trains a model whose weights and optimizer states are in a *store*: the host's memory or a disk. Layers visit
-# the device one after the other, first to last and back again. In the backward a layer is loaded again and recomputed
-# ([lesson 6](06_recompute.ipynb)). Its gradients go to the host, which updates it: the optimizer's states never come to
-# the device.
+# `Offloaded` trains a model whose weights and optimizer states are in a *store*: the host's memory or a disk. Layers
+# visit the device one after the other, first to last and back again. In the backward a layer is loaded again and
+# recomputed ([lesson 6](06_recompute.ipynb)). Its gradients go to the host, which updates it: the optimizer's states
+# never come to the device.
 #
 # Here is a chain of 80 layers with everything on the disk of this machine.
 #
@@ -271,8 +274,8 @@ with DiskStore() as store:
 compare(my_guess, 100 * ledger.peak / size, ' %')
 
 # %% [markdown]
-# A few layers of 80: the one that computes, those that are loaded ahead, and gradients on their way out. (How many of them
-# are there at the same moment differs a little from run to run.) Has it learned the same as the plain model?
+# A few layers of 80: the one that computes, those that are loaded ahead, and gradients on their way out. (How many
+# of them are there at the same moment differs a little from run to run.) Has it learned the same as the plain model?
 
 # %%
 optimizer = torch.optim.Adam(plain.parameters())
@@ -289,8 +292,8 @@ claims.test('C40', zero_infinity.lives_elsewhere(same, size, stored, ledger.peak
 # %% [markdown]
 # ## Loading ahead
 #
-# A layer goes from the disk to the host and from there over a link to the device: a pipeline of three, as in
-# [lesson 1](01_processing_pipelines.ipynb). Each can work on another layer, if loading begins before the device asks for it.
+# A layer goes from the disk to the host and from there over a link to the device: a pipeline of three, as in [lesson
+# 1](01_processing_pipelines.ipynb). Each can work on another layer, if loading begins before the device asks for it.
 # Here is a forward in virtual time: a layer computes for 1 unit, and takes `disk` and `link` units to be loaded. At
 # most `ahead` layers are on their way or wait for the device.
 
@@ -328,10 +331,12 @@ print({ahead: round(end, 1) for ahead, end in ends.items()})
 rows(forward(1), title='One layer ahead', unit='units')
 
 # %% [markdown]
-# While layer 0 computes, layer 1 is on its way; but the disk stands still while the link copies, since only one layer may be
-# on its way. With three ahead all three work at the same time: while layer i computes, i + 1 is on the link and i + 2 is
-# read (with ranks, one more: i + 1 is gathered, i + 2 on the link, i + 3 read). Try it. What does a deeper prefetch not
-# help against?
+# While layer 0 computes, layer 1 is on its way; but the disk stands still while the link copies, since only one layer
+# may be on its way. With two ahead all three work at the same time: while layer i computes, i + 1 is on the link, and
+# i + 2 is read. With several ranks there is a fourth step, the gathering. So ZeRO-Infinity loads three ahead: i + 1 is
+# gathered, i + 2 on the link, and i + 3 read.
+#
+# Try it. What does loading further ahead not help against?
 
 # %%
 def draw(ahead, disk, link):
@@ -340,13 +345,13 @@ def draw(ahead, disk, link):
     return rows(done, unit='units'), f'{done[-1].end:.1f} units; the device waits for {waits:.0%} of them'
 
 
-Panel(draw, ahead=Slider(3, 0, 4), disk=Slider(0.8, 0.2, 2.0, 0.2), link=Slider(0.8, 0.2, 2.0, 0.2))
+Panel(draw, ahead=Slider(2, 0, 4), disk=Slider(0.8, 0.2, 2.0, 0.2), link=Slider(0.8, 0.2, 2.0, 0.2))
 
 # %% [markdown]
 # Against a disk that is slower than the device: then the disk sets the pace, however far ahead it reads.
 #
-# Now the library, on a simulated disk and link that take 0.8 of a layer's computing each. `depth` says how many layers are
-# loaded ahead.
+# Now the library, on a simulated disk and link that take 0.8 of a layer's computing each. `depth` says how many
+# layers are loaded ahead.
 
 # %% tags=["measured"]
 x = torch.randn(1536, steps.WIDTH)
@@ -374,8 +379,8 @@ claims.test('C42', quiet.verdict(zero_infinity.waits_less(share)),
 # %% [markdown]
 # ## Slices
 #
-# On several ranks all need all weights. One rank may read them and *broadcast* them to the others. Or each reads a slice,
-# its piece as in ZeRO, and an all-gather puts them together: then the links of all are at work.
+# On several ranks all need all weights. One rank may read them and *broadcast* them to the others. Or each reads a
+# slice, its piece as in ZeRO, and an all-gather puts them together: then the links of all are at work.
 #
 # In the table a GPU alone reads 12 GB/s from the host; 16 that read at the same time get 4.1 each.
 #
@@ -393,14 +398,15 @@ for gpus in (16, 64, 256, 1024):
     print(f'{gpus:19} GPUs {1000 / one:15.1f} {1000 / (gpus * row.cpu):11.1f} {gather:13.1f}')
 
 # %% [markdown]
-# More GPUs read faster and faster: 16 of them 5 times as fast, 1024 of them 350 times. But all these slices have to reach
-# every GPU, at 60 GB/s between nodes. Layers are read and gathered at the same time, and the slower of both counts. So from
-# 64 GPUs on it is the gathering, and what is left is about 5 times. (A broadcast has to pass there, too.)
+# More GPUs read faster and faster: 16 of them 5 times as fast, 1024 of them 350 times. But all these slices have to
+# reach every GPU, at 60 GB/s between nodes. Layers are read and gathered at the same time, and the slower of both
+# counts. So from 64 GPUs on it is the gathering, and what is left is about 5 times. (A broadcast has to pass there,
+# too.)
 #
 # Here are two ranks with a simulated disk of 5 MB/s each. How much does each read in a step?
 
 # %%
-def on_a_rank(reading):
+def loading(reading):
     """Bytes read in a step; seconds that the rank waits for them, the least of three steps; weights."""
     with HostStore(bandwidth=5e6) as store:
         model = Offloaded(steps.chain(4, 256), optimizer=partial(torch.optim.SGD, lr=0.1), loss_fn=mse_loss,
@@ -413,7 +419,7 @@ def on_a_rank(reading):
 
 
 ways = 'broadcast', 'slices'
-found = launch(lambda: [on_a_rank(reading) for reading in ways], ranks=2)
+found = launch(lambda: [loading(reading) for reading in ways], ranks=2)
 for way, ranks in zip(ways, zip(*found)):
     print(f'{way:9}: bytes read by ranks 0 and 1:', *(f'{rank[0]:,}' for rank in ranks))
 alike = all(torch.equal(value, rank[1][2][name]) for rank in found for name, value in rank[0][2].items())
@@ -432,9 +438,9 @@ claims.test('C41', quiet.verdict(zero_infinity.beats_broadcast(alike, ratio)),
 # %% [markdown]
 # ## A layer that does not fit
 #
-# Stages, layers, slices: always a layer had to fit as a whole, and its gradient beside it. What if it does not? A linear
-# layer is Y = X Wᵀ + b, and some rows of W give some columns of Y. So it can be computed in *tiles*, of which only one is
-# on the device:
+# Stages, layers, slices: always a layer had to fit as a whole, and its gradient beside it. What if it does not? A
+# linear layer is Y = X Wᵀ + b, and some rows of W give some columns of Y. So it can be computed in *tiles*, of which
+# only one is on the device:
 
 # %%
 torch.manual_seed(0)
@@ -448,8 +454,8 @@ print('the same as the layer:', torch.allclose(torch.cat(columns, dim=1), linear
 # In the backward each tile gives its own gradient, which goes to the host at once, and adds its part to the gradient
 # of X.
 #
-# The layer above has 4.2 MB of weights. Let us say that a device has just as much memory: for a step the layer needs at
-# least twice as much, because of its gradient. `TiledLinear` in an `Offloaded` model is loaded tile by tile.
+# The layer above has 4.2 MB of weights. Let us say that a device has just as much memory: for a step the layer needs
+# at least twice as much, because of its gradient. `TiledLinear` in an `Offloaded` model is loaded tile by tile.
 #
 # **Predict:** in how many tiles (1, 2, 4, 8 or 16) does it train there?
 
@@ -459,23 +465,23 @@ my_guess = None        # tiles
 plain, fitting = deepcopy(linear), {}
 mse_loss(plain(x), y).backward()
 torch.optim.SGD(plain.parameters(), lr=1.0).step()
-for count in (1, 2, 4, 8, 16):
+for n in (1, 2, 4, 8, 16):
     try:
         small = Device('cpu', memory_limit=linear.weight.nbytes)
-        _, fitting[count] = steps.tiled_step(linear, count, x, y, small)
+        _, fitting[n] = steps.tiled_step(linear, n, x, y, small)
     except torch.OutOfMemoryError:
-        print(f'{count} tile(s): out of memory')
+        print(f'{n} tile(s): out of memory')
 alike = all(torch.allclose(weight, plain.weight, atol=1e-6) for weight in fitting.values())
 compare(my_guess, min(fitting), ' tiles')
 print(f'trains in {", ".join(map(str, fitting))} tiles, as the plain layer: {alike}')
 
 # %%
-peaks = {count: steps.tiled_step(linear, count, x, y, Device('cpu'))[0] / 1e6 for count in (1, 2, 4, 8, 16)}
+peaks = {n: steps.tiled_step(linear, n, x, y, Device('cpu'))[0] / 1e6 for n in (1, 2, 4, 8, 16)}
 claims.test('C43', zero_infinity.trains_in_tiles([*fitting], alike),
             f'a layer of {linear.weight.nbytes / 1e6:.1f} MB is out of memory on a device of as much, '
             f'in {min(fitting)} tiles it trains there; 16 tiles need {peaks[1] / peaks[16]:.0f} times less',
             because='Inputs and outputs of the layer are not tiled: they stay whole.')
-plot.bars({f'tiles: {count}': peak for count, peak in peaks.items()}, write='{:.2f} MB',
+plot.bars({f'tiles: {n}': peak for n, peak in peaks.items()}, write='{:.2f} MB',
           title='Peak of a step, on a device that is large enough')
 
 # %% [markdown]
@@ -490,9 +496,9 @@ check(14)
 #
 # ## How fast is fast enough?
 #
-# All that moves has to be worth its way. The *arithmetic intensity* says how many operations a step computes for each byte
-# that it moves. For a Transformer, batch being the sequences on a GPU and seq their length (ZeRO-Infinity, section 4; our
-# source is a summary of the paper):
+# All that moves has to be worth its way. The *arithmetic intensity* says how many operations a step computes for
+# each byte that it moves. For a Transformer, batch being the sequences on a GPU and seq their length (ZeRO-Infinity,
+# section 4; our source is a summary of the paper):
 #
 # | what moves | operations a byte |
 # |:--|:--|
@@ -516,11 +522,11 @@ plot.lines({name: (speeds, [100 * infinity.efficiency(ait, speed * 1e9) for spee
            title='Share of computing in a step, one after the other')
 
 # %% [markdown]
-# *Efficiency* here is computing over computing plus moving, as if nothing was done at the same time. With enough loaded
-# ahead a step takes only the longer of both. So 50 % is the border: what is above it can be hidden.
+# *Efficiency* here is computing over computing plus moving, as if nothing was done at the same time. With enough
+# loaded ahead a step takes only the longer of both. So 50 % is the border: what is above it can be hidden.
 #
-# Twice the batch, half the bandwidth. And with slices all links and disks work together. Look which row of the table is
-# fast enough for what, and from which batch on:
+# Twice the batch, half the bandwidth. And with slices all links and disks work together. Look which row of the table
+# is fast enough for what, and from which batch on:
 
 # %%
 def draw(gpus, batch):
@@ -539,16 +545,16 @@ def draw(gpus, batch):
 Panel(draw, gpus=Choice(16, (1, 16, 64, 256, 1024)), batch=Slider(2, 1, 32))
 
 # %% [markdown]
-# On one node the states on its disks need a batch of 11 sequences a GPU; on 64 nodes a single one is enough. That is why
-# the states go to the disks first: the more ranks, the smaller the piece that each has to move.
+# On one node the states on its disks need a batch of 11 sequences a GPU; on 64 nodes a single one is enough. That is
+# why the states go to the disks first: the more ranks, the smaller the piece that each has to move.
 #
 # ## The two per cent
 #
-# A lecture says that offloading costs about two per cent. In our model: if all is hidden, nothing. What remains is the
-# first load, the last update, and whatever the machine loses by doing several things at the same time.
+# A lecture says that offloading costs about two per cent. In our model: if all is hidden, nothing. What remains is
+# the first load, the last update, and whatever the machine loses by doing several things at the same time.
 #
-# Here the disk and the link are simulated, and take 0.15 of a layer's forward each: no bandwidth is short. We compare with
-# the same model all on the device, which recomputes, too.
+# Here the disk and the link are simulated, and take 0.15 of a layer's forward each: no bandwidth is short. We
+# compare with the same model all on the device, which recomputes, too.
 #
 # **Predict:** how many per cent longer does a step take?
 
@@ -571,27 +577,29 @@ compare(my_guess, 100 * (ours / base - 1), ' %')
 # %% tags=["measured"]
 steady = max(took['on the device'][1:]) < 1.2 * min(took['on the device'][1:])
 claims.test('C44', quiet.verdict(zero_infinity.is_cheap(ours, base)) if steady else None,
-            f'a step takes {ours / base - 1:+.1%} against the same recompute on the device; models of ten '
-            f'times the memory of the device trained (C40)' + '; equal steps differ by a fifth' * (not steady)
+            f'a step takes {ours / base - 1:+.1%} against the same recompute on the device; and a '
+            f'model trained whose weights are ten times what the device held (C40)' + '; equal steps differ by a fifth' * (not steady)
             + quiet.note,
             because='A step waits for its first load and its last update, however fast the rest is.')
 
 # %% [markdown]
-# `./workshop.py demo zero-infinity` shows the same at length, with more steps, and also against a step without recompute.
+# `./workshop.py demo zero-infinity` shows the same at length, with more steps, and also against a step without
+# recompute.
 
 # %% [markdown]
 # ## Remember
 #
-# 1. ZeRO cuts the model states into one piece a rank: stages 1 and 2 send what data parallelism sends, stage 3 half as much
-#    again, and only in stage 3 do more ranks always mean less memory on each.
-# 2. Weights and states can live on the host or on disks: layers visit the device, loaded ahead by a pipeline, in slices by
-#    all ranks at once, and in tiles where a layer is too large.
-# 3. It costs little where moving takes no longer than computing: operations a byte times bandwidth against the speed of the
-#    GPU. A larger batch lowers the bandwidth that is needed, and more ranks raise the one that is there.
+# 1. ZeRO cuts the model states into one piece a rank: stages 1 and 2 send what data parallelism sends, stage 3 half
+#    as much again, and only in stage 3 do more ranks always mean less memory on each.
+# 2. Weights and states can live on the host or on disks: layers visit the device, loaded ahead by a pipeline, in
+#    slices by all ranks at once, and in tiles where a layer is too large.
+# 3. It costs little where moving takes no longer than computing: operations a byte times bandwidth against the speed
+#    of the GPU. A larger batch lowers the bandwidth that is needed, and more ranks raise the one that is there.
 #
 # Next: [lesson 13](13_parts_and_skips.ipynb), in which layers are cut as well, and skips are long.
 #
-# The claims of lectures that this lesson put to the test (C39, C40, C41, C42, C43, C44), as they came out in this run:
+# The claims of lectures that this lesson put to the test (C39, C40, C41, C42, C43, C44), as they came out in this
+# run:
 
 # %% tags=["measured"]
 claims
