@@ -39,7 +39,7 @@ from fewgpu.offload import DiskStore, HostStore
 from fewgpu.workshop import check
 from fewgpu.workshop.claims import Claims
 from fewgpu.workshop.demos import zero, zero_infinity
-from fewgpu.workshop.lesson import Source, compare
+from fewgpu.workshop.lesson import compare
 from fewgpu.workshop.measured import zero_infinity as steps
 from fewgpu.workshop.noise import Quiet
 from fewgpu.workshop.panel import Choice, Panel, Slider
@@ -72,8 +72,9 @@ compare(my_guess, on_64[1], ' GB')
 print('stages 0 to 3:', ', '.join(f'{size:.3g}' for size in on_64), 'GB a rank')
 
 # %%
-ranks = [1, 4, 16, 64, 256, 1024]
-plot.lines({f'stage {stage}': (ranks, [bytes_per_rank(7.5e9, n, stage) / 1e9 for n in ranks]) for stage in (1, 2, 3)},
+many = [1, 4, 16, 64, 256, 1024]
+plot.lines({f'stage {stage}': (many, [bytes_per_rank(7.5e9, n, stage) / 1e9 for n in many])
+            for stage in (1, 2, 3)},
            title='Model states, 7.5 billion parameters', x='ranks', y='GB a rank', log='xy')
 
 # %% [markdown]
@@ -89,11 +90,12 @@ plot.lines({f'stage {stage}': (ranks, [bytes_per_rank(7.5e9, n, stage) / 1e9 for
 # ```
 # data parallel    reduce-scatter, all-gather of gradients   | update all weights
 # stages 1 and 2   reduce-scatter of gradients | update my piece | all-gather of weights
-# stage 3          all-gather of weights, layer by layer, in the forward and again in the backward;
+# stage 3          all-gather of weights (forward), all-gather of weights (backward),
 #                  reduce-scatter of gradients | update my piece
 # ```
 #
-# In stage 3 a layer's weights come together just before it computes, and are let go at once.
+# In stage 3 this goes layer by layer: the weights of a layer come together just before it computes, and are let go
+# at once.
 #
 # Here are two training loops. (They pause at `yield`, so that we can look at the memory: after a backward, when
 # activations are gone, and before the update.)
@@ -192,8 +194,8 @@ my_guess = None        # P
 P = 4 * count * 3 / 4
 compare(my_guess, sum(ranks[0][3][1].values()) / P, ' P')
 for stage in range(4):
-    print(f'stage {stage}:', ', '.join(f'{what} {size / P:.2f} P' for what, size in sorted(ranks[0][stage][1].items())
-                                       if size > 0.01 * P))
+    moved = sorted(ranks[0][stage][1].items())
+    print(f'stage {stage}:', ', '.join(f'{what} {size / P:.2f} P' for what, size in moved if size > 0.01 * P))
 
 # %% [markdown]
 # Up to stage 2 less memory costs no traffic: the same bytes travel, in another order. Stage 3 gathers twice and
@@ -204,9 +206,11 @@ for stage in range(4):
 off = max(abs(found / said - 1) for found, said in zip(held, formula))
 apart = max(abs(one / other - 1) for stage in (1, 2, 3)
             for one, other in zip(ranks[0][stage][2], ranks[0][0][2]))
+sent = [sum(step.values()) / P for _, step, _ in ranks[0]]
 claims.test('C39', zero.is_shared_out(off, apart, changed),
-            f'on 4 ranks a rank holds {", ".join(f"{each:.2f}" for each in held)} bytes a parameter in '
-            f'stages 0 to 3, losses are those of data parallelism, {changed} lines of the loop change')
+            f'on 4 ranks a rank holds {", ".join(f"{each:.3g}" for each in held)} bytes a parameter in '
+            f'stages 0 to 3 and sends {", ".join(f"{each:.0f}" for each in sent)} P a step; losses are '
+            f'those of data parallelism; {changed} lines of the loop change')
 
 # %% [markdown]
 # [exercises/13_zero.py](../exercises/13_zero.py) asks you for it: the bytes of each stage, an optimizer that trains
@@ -331,10 +335,10 @@ print({ahead: round(end, 1) for ahead, end in ends.items()})
 rows(forward(1), title='One layer ahead', unit='units')
 
 # %% [markdown]
-# While layer 0 computes, layer 1 is on its way; but the disk stands still while the link copies, since only one layer
-# may be on its way. With two ahead all three work at the same time: while layer i computes, i + 1 is on the link, and
-# i + 2 is read. With several ranks there is a fourth step, the gathering. So ZeRO-Infinity loads three ahead: i + 1 is
-# gathered, i + 2 on the link, and i + 3 read.
+# While layer 0 computes, layer 1 is on its way; but the disk stands still while the link copies, since only one
+# layer may be on its way. With two ahead all three work at the same time: while layer i computes, i + 1 is on the
+# link, and i + 2 is read. With several ranks there is a fourth step, the gathering. So ZeRO-Infinity loads three
+# ahead: i + 1 is gathered, i + 2 on the link, and i + 3 read.
 #
 # Try it. What does loading further ahead not help against?
 
@@ -419,6 +423,8 @@ def loading(reading):
 
 
 ways = 'broadcast', 'slices'
+quiet = Quiet()
+quiet.look()
 found = launch(lambda: [loading(reading) for reading in ways], ranks=2)
 for way, ranks in zip(ways, zip(*found)):
     print(f'{way:9}: bytes read by ranks 0 and 1:', *(f'{rank[0]:,}' for rank in ranks))
@@ -426,7 +432,6 @@ alike = all(torch.equal(value, rank[1][2][name]) for rank in found for name, val
 print('the same weights after three steps:', alike)
 
 # %% tags=["measured"]
-quiet = Quiet()
 quiet.look()
 waited = {way: max(rank[1] for rank in ranks) for way, ranks in zip(ways, zip(*found))}
 ratio = waited['broadcast'] / waited['slices']
@@ -438,9 +443,9 @@ claims.test('C41', quiet.verdict(zero_infinity.beats_broadcast(alike, ratio)),
 # %% [markdown]
 # ## A layer that does not fit
 #
-# Stages, layers, slices: always a layer had to fit as a whole, and its gradient beside it. What if it does not? A
-# linear layer is Y = X Wᵀ + b, and some rows of W give some columns of Y. So it can be computed in *tiles*, of which
-# only one is on the device:
+# So far a layer had to fit as a whole, with its gradient beside it. What if it does not? In a linear layer,
+# Y = X Wᵀ + b, some rows of W give some columns of Y. So it can be computed in *tiles*, of which only one is on the
+# device:
 
 # %%
 torch.manual_seed(0)
@@ -454,8 +459,8 @@ print('the same as the layer:', torch.allclose(torch.cat(columns, dim=1), linear
 # In the backward each tile gives its own gradient, which goes to the host at once, and adds its part to the gradient
 # of X.
 #
-# The layer above has 4.2 MB of weights. Let us say that a device has just as much memory: for a step the layer needs
-# at least twice as much, because of its gradient. `TiledLinear` in an `Offloaded` model is loaded tile by tile.
+# The layer above has 4.2 MB of weights. A device with just as much memory cannot train it: for a step it needs at
+# least twice as much, because of its gradient. `TiledLinear` in an `Offloaded` model is loaded tile by tile.
 #
 # **Predict:** in how many tiles (1, 2, 4, 8 or 16) does it train there?
 
@@ -470,7 +475,7 @@ for n in (1, 2, 4, 8, 16):
         small = Device('cpu', memory_limit=linear.weight.nbytes)
         _, fitting[n] = steps.tiled_step(linear, n, x, y, small)
     except torch.OutOfMemoryError:
-        print(f'{n} tile(s): out of memory')
+        print(f'tiles: {n}: out of memory')
 alike = all(torch.allclose(weight, plain.weight, atol=1e-6) for weight in fitting.values())
 compare(my_guess, min(fitting), ' tiles')
 print(f'trains in {", ".join(map(str, fitting))} tiles, as the plain layer: {alike}')
@@ -550,12 +555,12 @@ Panel(draw, gpus=Choice(16, (1, 16, 64, 256, 1024)), batch=Slider(2, 1, 32))
 #
 # ## The two per cent
 #
-# A lecture says that offloading costs about two per cent. If all is hidden, what remains is waiting for the first load
-# and for the last update, beside which there is nothing left to compute.
+# A lecture says that offloading costs about two per cent. If all is hidden, what remains is waiting for the first
+# load and for the last update, beside which there is nothing left to compute.
 #
-# Here the disk and the link are simulated, and take 0.15 of a layer's forward each: no bandwidth is short. We compare
-# with the same model all on the device, which recomputes, too. A step of 12 layers is as long as 48 forwards of a layer
-# (forward, recompute, and a backward that counts twice), and the first load takes 0.3 of one: 0.6 %.
+# Here the disk and the link are simulated, and take 0.15 of a layer's forward each: no bandwidth is short. We
+# compare with the same model all on the device, which recomputes, too. A step of 12 layers is as long as 48 forwards
+# of a layer (forward, recompute, and a backward that counts twice), and the first load takes 0.3 of one: 0.6 %.
 #
 # **Predict:** how many per cent longer does a step take?
 
@@ -575,20 +580,20 @@ for _ in range(4):
 base, ours = (median(each[1:]) for each in took.values())     # the first one warms up
 compare(my_guess, 100 * (ours / base - 1), ' %')
 waiting, computing, finishing = model.times
-print(f'of the last step the device waited {waiting / sum(model.times):.1%} for loads (it had to for the '
-      f'first) and {finishing / sum(model.times):.1%} for updates (as for the last)')
+print(f'of the last step the device waited {waiting / sum(model.times):.1%} for loads, '
+      f'{finishing / sum(model.times):.1%} for updates')
 
 # %% tags=["measured"]
 steady = max(took['on the device'][1:]) < 1.2 * min(took['on the device'][1:])
 claims.test('C44', quiet.verdict(zero_infinity.is_cheap(ours, base)) if steady else None,
             f'a step takes {ours / base - 1:+.1%} against the same recompute on the device ({model.times.share:.1%} '
             f'of it are waits); a model trained whose weights are ten times what the device held (C40)'
-             + '; equal steps differ by a fifth' * (not steady) + quiet.note,
+            + '; equal steps differ by a fifth' * (not steady) + quiet.note,
             because='Device and host are one machine here: updates take cores and memory from computing.')
 
 # %% [markdown]
-# The two waits do not grow with the model: a hundred layers would wait as long as twelve. What is lost beyond them goes
-# to the updates, since the processor that plays the device is the host as well. A GPU has memory of its own.
+# The two waits do not grow with the model: a hundred layers would wait as long as twelve. What is lost beyond them
+# goes to the updates, since the processor that plays the device is the host as well. A GPU has memory of its own.
 #
 # `./workshop.py demo zero-infinity` shows the same at length, also against a step without recompute.
 
