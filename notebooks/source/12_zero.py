@@ -194,8 +194,8 @@ my_guess = None        # P
 P = 4 * count * 3 / 4
 compare(my_guess, sum(ranks[0][3][1].values()) / P, ' P')
 for stage in range(4):
-    moved = sorted(ranks[0][stage][1].items())
-    print(f'stage {stage}:', ', '.join(f'{what} {size / P:.2f} P' for what, size in moved if size > 0.01 * P))
+    moved = {what: size / P for what, size in sorted(ranks[0][stage][1].items()) if size > 0.01 * P}
+    print(f'stage {stage}:', ', '.join(f'{what} {times:.2f} P' for what, times in moved.items()))
 
 # %% [markdown]
 # Up to stage 2 less memory costs no traffic: the same bytes travel, in another order. Stage 3 gathers twice and
@@ -245,8 +245,8 @@ print('nodes GPUs    GPU   CPU   NVMe      GPU to GPU   CPU   NVMe')
 for gpus in (1, 16, 64, 256, 1024):
     row = infinity.figure_2b(gpus)
     between = '   -   ' if row.gpu_to_gpu is None else '{:3.0f}-{:3.0f}'.format(*row.gpu_to_gpu)
-    print(f'{row.nodes:4} {gpus:5} {row.gpu_memory:7.3g} {row.cpu_memory:5g} {row.nvme:6g}      {between:10} '
-          f'{row.cpu:5.1f} {row.nvme_speed:6.1f}')
+    print(f'{row.nodes:4} {gpus:5} {row.gpu_memory:7.3g} {row.cpu_memory:5g} {row.nvme:6g}   '
+          f'   {between:10} {row.cpu:5.1f} {row.nvme_speed:6.1f}')
 
 # %% [markdown]
 # The 20 TB fit the disks of a single node. The price stands at the right: a GPU reads 1.6 GB a second from there, a
@@ -290,8 +290,8 @@ for _ in range(2):
         optimizer.step()
 same = all(torch.equal(value, weights[name]) for name, value in plain.state_dict().items())
 claims.test('C40', zero_infinity.lives_elsewhere(same, size, stored, ledger.peak),
-            f'{stored / 1e6:.1f} MB of states on disk, weights of {size / 1e6:.1f} MB; the device never '
-            f'held a tenth of the weights, and trained them as the plain model, to the bit: {same}')
+            f'{stored / 1e6:.1f} MB of states on disk, {size / 1e6:.1f} MB of them weights; the device '
+            f'never held a tenth of the weights; trained as by the plain model, to the bit: {same}')
 
 # %% [markdown]
 # ## Loading ahead
@@ -345,8 +345,8 @@ rows(forward(1), title='One layer ahead', unit='units')
 # %%
 def draw(ahead, disk, link):
     done = forward(ahead, disk, link)
-    waits = 1 - 8 / done[-1].end
-    return rows(done, unit='units'), f'{done[-1].end:.1f} units; the device waits for {waits:.0%} of them'
+    end = done[-1].end
+    return rows(done, unit='units'), f'{end:.1f} units; the device waits for {1 - 8 / end:.0%} of them'
 
 
 Panel(draw, ahead=Slider(2, 0, 4), disk=Slider(0.8, 0.2, 2.0, 0.2), link=Slider(0.8, 0.2, 2.0, 0.2))
@@ -413,8 +413,8 @@ for gpus in (16, 64, 256, 1024):
 def loading(reading):
     """Bytes read in a step; seconds that the rank waits for them, the least of three steps; weights."""
     with HostStore(bandwidth=5e6) as store:
-        model = Offloaded(steps.chain(4, 256), optimizer=partial(torch.optim.SGD, lr=0.1), loss_fn=mse_loss,
-                          device=Device('cpu'), store=store, depth=1, reading=reading)
+        model = Offloaded(steps.chain(4, 256), optimizer=partial(torch.optim.SGD, lr=0.1), depth=1,
+                          loss_fn=mse_loss, device=Device('cpu'), store=store, reading=reading)
         begun, waited = store.bytes_read, []
         for _ in range(3):
             model.step(torch.ones(4, 256), torch.zeros(4, 256))
@@ -428,7 +428,8 @@ quiet.look()
 found = launch(lambda: [loading(reading) for reading in ways], ranks=2)
 for way, ranks in zip(ways, zip(*found)):
     print(f'{way:9}: bytes read by ranks 0 and 1:', *(f'{rank[0]:,}' for rank in ranks))
-alike = all(torch.equal(value, rank[1][2][name]) for rank in found for name, value in rank[0][2].items())
+alike = all(torch.equal(value, rank[1][2][name]) for rank in found
+            for name, value in rank[0][2].items())
 print('the same weights after three steps:', alike)
 
 # %% tags=["measured"]
@@ -436,9 +437,9 @@ quiet.look()
 waited = {way: max(rank[1] for rank in ranks) for way, ranks in zip(ways, zip(*found))}
 ratio = waited['broadcast'] / waited['slices']
 claims.test('C41', quiet.verdict(zero_infinity.beats_broadcast(alike, ratio)),
-            f'two ranks load slices {ratio:.1f} times as fast as one loads all and broadcasts; by the table '
-            f'16 GPUs read {16 * infinity.figure_2b(16).cpu / one:.1f} times as fast{quiet.note}',
-            because='Disks are simulated. Gathering takes time as well; between nodes it sets the pace.')
+            f'two ranks load slices {ratio:.1f} times as fast as one loads all and broadcasts; by the '
+            f'table 16 GPUs read {16 * infinity.figure_2b(16).cpu / one:.1f} times as fast{quiet.note}',
+            because='Disks are simulated. Gathering takes time, too; between nodes it sets the pace.')
 
 # %% [markdown]
 # ## A layer that does not fit
@@ -481,10 +482,10 @@ compare(my_guess, min(fitting), ' tiles')
 print(f'trains in {", ".join(map(str, fitting))} tiles, as the plain layer: {alike}')
 
 # %%
-peaks = {n: steps.tiled_step(linear, n, x, y, Device('cpu'))[0] / 1e6 for n in (1, 2, 4, 8, 16)}
+peaks = {n: steps.tiled_step(linear, n, x, y, Device('cpu'))[0] / 1e6 for n in (1, 4, 16)}
 claims.test('C43', zero_infinity.trains_in_tiles([*fitting], alike),
             f'a layer of {linear.weight.nbytes / 1e6:.1f} MB is out of memory on a device of as much, '
-            f'in {min(fitting)} tiles it trains there; 16 tiles need {peaks[1] / peaks[16]:.0f} times less',
+            f'in {min(fitting)} tiles it trains there; 16 need {peaks[1] / peaks[16]:.0f} times less',
             because='Inputs and outputs of the layer are not tiled: they stay whole.')
 plot.bars({f'tiles: {n}': peak for n, peak in peaks.items()}, write='{:.2f} MB',
           title='Peak of a step, on a device that is large enough')
@@ -530,8 +531,8 @@ plot.lines({name: (speeds, [100 * infinity.efficiency(ait, speed * 1e9) for spee
 # *Efficiency* here is computing over computing plus moving, as if nothing was done at the same time. With enough
 # loaded ahead a step takes only the longer of both. So 50 % is the border: what is above it can be hidden.
 #
-# Twice the batch, half the bandwidth. And with slices all links and disks work together. Look which row of the table
-# is fast enough for what, and from which batch on:
+# Twice the batch, half the bandwidth. And with slices all links and disks work together. (Weights have to be gathered,
+# too: there the slower of both counts.) Look which row of the table is fast enough for what, and from which batch on:
 
 # %%
 def draw(gpus, batch):
@@ -539,12 +540,14 @@ def draw(gpus, batch):
     network = row.gpu_to_gpu[0] if row.gpu_to_gpu else float('inf')
     shares = {}
     for place, speed in (('CPU', gpus * row.cpu), ('NVMe', gpus * row.nvme_speed)):
-        shares[f'weights on {place}'] = infinity.ait_of_parameters(batch), min(speed, network)   # gathered
+        shares[f'weights on {place}'] = infinity.ait_of_parameters(batch), min(speed, network)
         shares[f'states on {place}'] = infinity.ait_of_optimizer_states(batch), speed
     shares['activations on CPU'] = infinity.ait_of_activations(8192), row.cpu   # its own, width 8192
-    percent = {name: 100 * infinity.efficiency(ait, speed * 1e9) for name, (ait, speed) in shares.items()}
+    percent = {name: 100 * infinity.efficiency(ait, speed * 1e9)
+               for name, (ait, speed) in shares.items()}
     hidden = [name for name, share in percent.items() if share >= 50]
-    return plot.bars(percent, write='{:.0f} %'), 'Can be hidden: ' + (', '.join(hidden) or 'nothing')
+    return (plot.bars(percent, write='{:.0f} %'),
+            'Can be hidden: ' + (', '.join(hidden) or 'nothing'))
 
 
 Panel(draw, gpus=Choice(16, (1, 16, 64, 256, 1024)), batch=Slider(2, 1, 32))
@@ -568,8 +571,10 @@ Panel(draw, gpus=Choice(16, (1, 16, 64, 256, 1024)), batch=Slider(2, 1, 32))
 my_guess = None        # percent
 
 x, y = torch.randn(2, 2048, steps.WIDTH)
-model, kept = steps.offloaded(steps.bandwidth_for(0.15, x), depth=3), steps.chain(steps.LAYERS, steps.WIDTH)
-resident = partial(steps.resident_step, kept, torch.optim.Adam(kept.parameters()), x, y, recomputed=True)
+model = steps.offloaded(steps.bandwidth_for(0.15, x), depth=3)
+kept = steps.chain(steps.LAYERS, steps.WIDTH)
+adam = torch.optim.Adam(kept.parameters())
+resident = partial(steps.resident_step, kept, adam, x, y, recomputed=True)
 took, quiet = {'on the device': [], 'offloaded': []}, Quiet()
 for _ in range(4):
     quiet.look()
@@ -586,8 +591,9 @@ print(f'of the last step the device waited {waiting / sum(model.times):.1%} for 
 # %% tags=["measured"]
 steady = max(took['on the device'][1:]) < 1.2 * min(took['on the device'][1:])
 claims.test('C44', quiet.verdict(zero_infinity.is_cheap(ours, base)) if steady else None,
-            f'a step takes {ours / base - 1:+.1%} against the same recompute on the device ({model.times.share:.1%} '
-            f'of it are waits); a model trained whose weights are ten times what the device held (C40)'
+            f'a step takes {ours / base - 1:+.1%} against the same recompute on the device, '
+            f'{model.times.share:.1%} of it are waits; a model trained whose weights are ten times '
+            'what the device held (C40)'
             + '; equal steps differ by a fifth' * (not steady) + quiet.note,
             because='Device and host are one machine here: updates take cores and memory from computing.')
 
