@@ -599,7 +599,8 @@ claims.test('C44', quiet.verdict(zero_infinity.is_cheap(ours, base)) if steady e
 
 # %% [markdown]
 # The two waits do not grow with the model: a hundred layers would wait as long as twelve. What is lost beyond them
-# goes to the updates, since the processor that plays the device is the host as well. A GPU has memory of its own.
+# (on a quiet machine) probably goes to the updates, since the processor that plays the device is the host as well. A
+# GPU does not share its memory with the host.
 #
 # `./workshop.py demo zero-infinity` shows the same at length, also against a step without recompute.
 
