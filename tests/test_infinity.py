@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fewgpu.infinity import (
     FIGURE_2A, GB, TB, Model, activation_checkpoints, activation_working_memory, ait_of_activations,
     ait_of_optimizer_states, ait_of_parameters, bandwidth_for, efficiency, figure_2b, model_states,
-    model_working_memory, operations, reading_time)
+    model_working_memory, operations)
 
 # Figure 2a: parameters (10^12), states and checkpoints (TiB), working memory of model and activations (GiB).
 PRINTED = {0.1: (0.10, 1.83, 0.05, 1.56, 1.63), 0.5: (0.50, 9.16, 0.12, 6.25, 2.50),
@@ -65,11 +65,6 @@ def test_intensities_are_operations_over_bytes(layers, hidden, heads, batch, seq
 @given(st.floats(0.01, 0.99), st.floats(1, 1e6), st.floats(1e9, 1e15))
 def test_the_bandwidth_for_an_efficiency_gives_it(target, ait, peak):
     assert math.isclose(efficiency(ait, bandwidth_for(target, ait, peak), peak), target)
-
-
-@given(st.sampled_from([2, 16, 64, 256, 1024]), st.floats(1e6, 1e15))
-def test_slices_are_read_by_all_links_at_once(gpus, size):
-    assert math.isclose(reading_time(size, gpus, slices=False), gpus * reading_time(size, gpus, slices=True))
 
 
 @given(st.integers(1, 64), st.sampled_from([*FIGURE_2A]))

@@ -120,11 +120,3 @@ def figure_2b(gpus: int) -> Row:
     return Row(nodes, gpus, gpus * GPU_TB, nodes * CPU_TB, nodes * NVME_TB,
                None if gpus == 1 else WITHIN if nodes == 1 else BETWEEN,
                min(ONE_GPU, NODE_CPU / sharing), min(ONE_GPU, NODE_NVME / sharing))
-
-
-def reading_time(size: float, gpus: int, slices: bool) -> float:
-    """Seconds to bring `size` bytes from the hosts to all GPUs: each reads its slice, or one reads all.
-
-    The gather (or broadcast) between the GPUs, which are connected faster, is not counted."""
-    row = figure_2b(gpus)
-    return size / (row.cpu * GB * (gpus if slices else 1))
