@@ -333,7 +333,7 @@ print(len(cases), 'cases; in', sum(any(case.values()) for case in cases.values()
 # ### "Pipeline parallelism beats model parallelism"
 #
 # First a run. Two devices, four equal layers, and a mini-batch in one piece (model parallelism) or in four. The devices
-# are slow on purpose (a tenth of a core), so that they do not disturb each other.
+# are slow on purpose (a fifth of a core), so that they do not disturb each other.
 #
 # **Predict:** how many times as fast is the pipeline?
 
@@ -345,8 +345,8 @@ def a_step(chunks, quiet):
     """Seconds of a step: the faster of two, after one that warms up."""
     layers = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(4)))
     pipeline = Pipeline(layers, [2, 2], schedule='gpipe', chunks=chunks, loss_fn=mse_loss,
-                        devices=get_devices(2, kind='cpu', pace=0.1))
-    x, seconds = torch.randn(256, 512), []
+                        devices=get_devices(2, kind='cpu', pace=0.2))
+    x, seconds = torch.randn(2048, 512), []
     for _ in range(3):
         quiet.look()
         begun = perf_counter()
@@ -651,10 +651,10 @@ for number in (2, 4):
 
 # %% tags=["measured"]
 slow = randrange(3)
-three = [Device('cpu', index=k, pace=0.05 if k == slow else 0.1) for k in range(3)]
-six = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6)))
+three = [Device('cpu', index=k, pace=0.1 if k == slow else 0.2) for k in range(3)]
+six = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(6)))
 pipeline = Pipeline(six, [2, 2, 2], schedule='1f1b', chunks=6, loss_fn=mse_loss, devices=three)
-rows = torch.randn(384, 256)
+rows = torch.randn(1536, 512)
 for _ in range(2):      # the first step warms up
     pipeline.step(rows, rows)
 plot.timeline(pipeline.trace, title='Which device is slow?')
