@@ -284,7 +284,7 @@ Panel(plans.draw, model=Choice('gpt-2.2B', tuple(KNOWN)), gpus=Choice(64, (1, 2,
 # parallelism fits from 40 GB on, and is still slower than the pipeline with replicas: the network has to carry all
 # gradients. For `resnet50` no pipeline comes near data parallelism: few weights, much computing.
 #
-# So already one model has three winners. It depends on the network.
+# So one and the same model has one winner here and another there. Mostly it is the network that decides.
 
 # %% [markdown]
 # ## Six conclusions
@@ -467,7 +467,8 @@ told = [f'GPT {name} {row[0]:.0f} and {row[-1]:.0f} rows/s with batches of 64 an
 claims.test('C32', grows_and_falls(by_batch, by_depth, sizes),
             f'{"; ".join(told)}; 8 stages hold {sizes[0] / 1e9:.1f} billion parameters, 64 hold '
             f'{sizes[1] / 1e9:.0f}', by='the cost model',
-            because='Each depth takes the micro-batch that suits it best. What is missing does not fit.')
+            because='Each depth takes the micro-batch that suits it best. Depths that are missing do not '
+                    'fit, or are more than the layers.')
 
 # %% [markdown]
 # ### "Models with many weights and few activations gain most"
@@ -557,9 +558,10 @@ for (name, more), mb in zip(each.items(), needed):
           f'{held[name]:6,.0f} images in {given:.0f} MB')
 
 # %% [markdown]
-# (In proportion; not run.) Far more than four times, and that is not the pipeline's doing: one device with recompute
-# and micro-batches holds even more. What does not shrink is what weights need. Below about 160 MB GPipe holds no image
-# at all, while plain training holds nine.
+# (These numbers are in proportion: nobody ran thousands of images.) It is far more than four times, and that is not the
+# pipeline's doing: one device with recompute and micro-batches holds even more. What does not shrink is what weights
+# need, and each micro-batch after the first needs room for its gradients beside the sum. So with less than 160 MB not
+# even two micro-batches of 2 images fit GPipe, while plain training holds nine images.
 #
 # The lecture's hands-on also asks: is it seen whether you balance by time or by memory? FLOPs stand for time here.
 
@@ -580,7 +582,7 @@ claims.test('C22', fullest[1] < fullest[0] and longer > 0
             and held['GPipe, two devices'] > 4 * held['plain'],
             f'fullest device {fullest[0]:.0f} MB by time {by_time}, {fullest[1]:.0f} MB by memory '
             f'{by_memory}, but a step {longer:.0%} longer; in {given:.0f} MB {held["plain"]:.0f} images '
-            f'plainly, {held["GPipe, two devices"]:,.0f} with GPipe', by='this run and the simulator',
+            f'plainly, in proportion {held["GPipe, two devices"]:,.0f} with GPipe', by='this run and the simulator',
             because='Recompute and micro-batches do it; one device alone can have them, too.')
 
 # %% [markdown]
@@ -693,7 +695,7 @@ for device, (row, spans) in enumerate(zip(stuck.rows, stuck.spans)):
 # 1. Did it end? If not: who lacks memory, or who waits for whom?
 # 2. Are gradients those of one device? A loss that is added up over micro-batches, and not averaged, is fast, and
 #    wrong.
-# 3. Are boxes longer than the profile says, on one device? On one link?
+# 3. Do the boxes of one device take longer, by the profile, than those of others? Does a byte on one link?
 # 4. Are the stages' sums by the profile equal?
 # 5. Only then the bubble. Is it larger than (p - 1) / (m + p - 1), for p stages and m micro-batches?
 #
