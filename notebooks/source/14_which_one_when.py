@@ -582,7 +582,8 @@ claims.test('C22', fullest[1] < fullest[0] and longer > 0
             and held['GPipe, two devices'] > 4 * held['plain'],
             f'fullest device {fullest[0]:.0f} MB by time {by_time}, {fullest[1]:.0f} MB by memory '
             f'{by_memory}, but a step {longer:.0%} longer; in {given:.0f} MB {held["plain"]:.0f} images '
-            f'plainly, in proportion {held["GPipe, two devices"]:,.0f} with GPipe', by='this run and the simulator',
+            f'plainly, in proportion {held["GPipe, two devices"]:,.0f} with GPipe',
+            by='this run and the simulator',
             because='Recompute and micro-batches do it; one device alone can have them, too.')
 
 # %% [markdown]
