@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from fewgpu.planner.search import fastest_first
 from fewgpu.planner.ways import Task
 from fewgpu.schedule import SCHEDULES
 from fewgpu.workshop import __main__
-from fewgpu.workshop.plan import assumed, described, show, to_run
+from fewgpu.workshop.plan import assumed, described, show, speed, to_run
 from fewgpu.workshop.plan_picture import KINDS, drawn, picture, timeline
 from tests.pictures import faults
 
@@ -45,7 +46,7 @@ def test_every_way_is_in_the_table_with_its_speed_memory_and_reason(task):
     for one in ranked:
         row, reason = (line for line in lines if line.startswith(f'{one.name}  '))
         assert amount(one.memory_bytes) in row and described(one) in row and one.why in reason
-        assert (f'{one.samples_per_second:,.4g}' in row) == one.fits and ('does not fit' in row) != one.fits
+        assert (f' {speed(one)} ' in row) == one.fits and ('does not fit' in row) != one.fits
 
 
 @settings(max_examples=8, deadline=None)
@@ -220,3 +221,10 @@ def test_frozen_parameters_are_said(tmp_path):
                     '    layers[0].requires_grad_(False)\n    return layers, torch.randn(4, 4)\n')
     result = run('--model', f'{path}:mine', '--out', tmp_path)
     assert result.exit_code == 0 and '25 parameters frozen' in ' '.join(result.output.split())
+
+
+@given(st.floats(0.001, 1e9))
+def test_a_speed_is_written_in_figures_that_people_read(rate):
+    one = SimpleNamespace(samples_per_second=rate)
+    assert 'e' not in speed(one) or rate < 0.01
+    assert abs(float(speed(one).replace(',', '')) - rate) <= 0.0006 * rate

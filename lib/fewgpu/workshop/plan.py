@@ -171,9 +171,15 @@ def _table(ranked: list[Prediction]) -> Table:
         table.add_column(header, justify='right', no_wrap=True)
     table.add_column('with')
     for one in ranked:
-        speed = [f'{one.samples_per_second:,.4g}', f'{one.busy:.0%}'] if one.fits else ['does not fit', '']
-        table.add_row(one.name, *speed, amount(one.memory_bytes), described(one), style='' if one.fits else 'dim')
+        figures = [speed(one), f'{one.busy:.0%}'] if one.fits else ['does not fit', '']
+        table.add_row(one.name, *figures, amount(one.memory_bytes), described(one), style='' if one.fits else 'dim')
     return table
+
+
+def speed(one: Prediction) -> str:
+    """Samples a second: four digits, or all of them."""
+    rate = one.samples_per_second
+    return f'{rate:,.0f}' if rate >= 1000 else f'{rate:.4g}'
 
 
 def described(one: Prediction) -> str:

@@ -11,6 +11,7 @@ from fewgpu.schedule import SCHEDULES, with_recompute
 from fewgpu.schedule.two_bw import two_bw
 from fewgpu.simulate import Costs, simulate
 from fewgpu.trace import Timeline
+from fewgpu.workshop.plan import speed
 
 MOST_STAGES, MOST_CHUNKS = 16, 32   # of a timeline that can be read
 WIDTH = 11.0                        # inches
@@ -58,8 +59,8 @@ def shares(fitting: list[Prediction], ax: Axes) -> None:
                 add_patch(ax, look, left, row, width, 0.7)
                 seen.append(look)
             left += width
-        row_end(ax, 1.0, row, f'{one.samples_per_second:,.4g} samples/s')
-        say(ax, f'{one.name}: {one.samples_per_second:,.4g} samples/s, {one.busy:.0%} busy')
+        row_end(ax, 1.0, row, f'{speed(one)} samples/s')
+        say(ax, f'{one.name}: {speed(one)} samples/s, {one.busy:.0%} busy')
     label_rows(ax, [one.name for one in fitting])
     ax.set_xlim(0.0, 1.0)
     ax.xaxis.set_major_formatter(lambda share, _: f'{share:.0%}')

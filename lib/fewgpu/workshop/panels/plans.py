@@ -13,7 +13,7 @@ from fewgpu.planner.known import known
 from fewgpu.planner.search import fastest_first
 from fewgpu.planner.ways import Prediction, Task
 from fewgpu.plot.looks import GREY, label_rows, row_end, say, title_of
-from fewgpu.workshop.plan import described
+from fewgpu.workshop.plan import described, speed
 from fewgpu.workshop.plan_picture import KINDS, WIDTH, shares
 
 CLUSTER = 'v100-16'   # whose devices and servers these are; memory and network are chosen
@@ -94,6 +94,5 @@ def _line(ranked: Sequence[Prediction]) -> str:
         return 'No way fits: take more devices, more memory or a smaller model.'
     causes = Counter(map(cause, others)).most_common()
     lose = ', '.join(f'{what} ({count})' for what, count in causes)
-    speed = first.samples_per_second
-    fastest = f'Fastest: {first.name}, {speed:{",.0f" if speed >= 1000 else ".3g"}} samples/s.'
+    fastest = f'Fastest: {first.name}, {speed(first)} samples/s.'
     return fill(f'{fastest} Others lose to: {lose}.', ACROSS) if others else fastest
