@@ -56,6 +56,9 @@ claims = Claims()      # what we find out on the way is noted here
 # A pipeline wants a sequence of layers. How can a sequence have skips? With two layers that compute nothing: `Save`
 # remembers its input under a name and passes it on, and `Load` takes what has that name and puts it beside its own
 # input.
+#
+# Among the names below, `down0_1` is the first convolution of level 0 on the way down (with its batch norm and ReLU).
+# `pool0` halves the side of the image, `double0` doubles it. Under level 2 lies the *bottom*, which has no skip.
 
 # %%
 torch.manual_seed(0)
@@ -82,9 +85,9 @@ compare(my_guess, 100 * (kept['level 0, down'] + kept['level 0, up']) / sum(kept
 plot.bars(kept, write='{:.2f} MB', title='Kept for the backward, one image of 128 x 128')
 
 # %% [markdown]
-# Each level takes half of what the level above it takes. So the top has about half of all, however deep the network
-# is. Keep that in mind: what shall be shared out lies at both *ends* of the sequence, and a long skip leads from one
-# end to the other.
+# Each level takes half of what the level above it takes. (The bottom takes less: it is two layers only.) So the top
+# has about half of all, however deep the network is. Keep that in mind: what shall be shared out lies at both *ends*
+# of the sequence, and a long skip leads from one end to the other.
 #
 # ## Three ways to place it
 #
@@ -92,6 +95,8 @@ plot.bars(kept, write='{:.2f} MB', title='Kept for the backward, one image of 12
 # on its way; or it goes *straight* from the device that saves it to the one that loads it. And *by level*: a device
 # holds the same level of the encoder and of the decoder, so that a skip stays where it is. (The last one needs a
 # pipeline that comes back, *v-shape*: six stages, the first three on devices 0, 1, 2, the next three on 2, 1, 0.)
+#
+# Here are the skips that leave their stage. (In order, that of level 2 does not: both its ends are in stage 1.)
 
 # %%
 holds = [layer.saved_bytes + 2 * layer.parameter_bytes for layer in weighed]      # with gradients
@@ -109,6 +114,10 @@ for name, way in ways.items():
 # %% [markdown]
 # Now a real training step with one image. (With one micro-batch GPipe is model parallelism.) The links of the devices
 # count what they carry, forward and backward, and the devices count what they hold.
+#
+# The skip of level 0 has 8 channels of 128 x 128 numbers of 4 bytes: 0.52 MB. That of level 1 has 0.26 MB. Besides,
+# activations go from stage to stage: in order 0.07 and 0.26 MB, by level 0.13, 0.07, 0.13 and 0.26 MB. (Between
+# stages 2 and 3 nothing moves. Why?) A backward moves as much as a forward.
 #
 # **Predict:** how many times as many bytes does the naive way move as the one by level?
 
@@ -147,7 +156,8 @@ claims.test('C09', moved['by level'] < moved['straight'] < moved['naive'],
 # All four give the same gradients. Where a skip goes decides about time and memory, never about results.
 #
 # The same step over links of 20 MB a second. For the messages alone that makes 164, 111 and 59 ms, if none travels
-# beside another. The grey bars in the middle of a row say that a device waits for a message:
+# beside another. A thin grey line in a row is a device that waits for a message. Where a device has two stages, the
+# boxes of the later one lie lower:
 
 # %% tags=["measured"]
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -168,9 +178,9 @@ def timeline(**way):
 plot.timelines({f'{name}, measured': timeline(**way) for name, way in ways.items() if name != 'one device'})
 
 # %% [markdown]
-# Naively the large skip of level 0 is on its way twice, and everybody waits for it. Straight, it travels beside the
-# other messages. By level there is none, but activations cross four boundaries instead of two. So these two are
-# close, and on a fast link all three are.
+# Naively the large skip of level 0 goes over two links, one after the other, and everybody waits for it. Straight, it
+# travels beside the other messages. By level no skip travels, but activations cross four boundaries instead of two.
+# So straight and by level are close here. On a fast link all three are.
 #
 # [exercises/12_long_skips.py](../exercises/12_long_skips.py) asks you for all of it: what is copied through all
 # devices and what straight, a forward that copies no more than that, and a placement for which no skip has to move.
@@ -222,17 +232,18 @@ for name, row in found.items():
     print(f'{name:20}', *(f'{peak:5.1f} MB' if peak else '    full' for peak in row))
 
 # %% [markdown]
-# By level the *least* moves, and yet it is full before the other two: device 0 keeps the whole top level, half of all
-# activations. In order, the two ends of the top level are on different devices. (The skip that passes through stops
-# on the middle device, which has room for it.)
+# By level the *least* moves, and yet memory is full earlier than with the naive and the straight way: device 0 keeps
+# the whole top level, half of all activations. In order, the two ends of the top level are on different devices.
+# (Naively the middle device keeps a skip that it does not use. But it has room for it, so two rows are equal.)
 #
 # Recompute helps by level: device 0 then has the activations of its two stages one after the other, and the largest
 # image fits. The price is a second forward. In order it does nothing for a single image, because the backward of a
 # stage needs all of its activations at once.
 #
-# Published, of the U-Net in lesson 4 on eight GPUs: naively at most 768 x 768, by level 1024 x 1024. There, by level
-# held more. It depends on the network and on the cut: weigh your own.
-#
+# Published, of the U-Net in lesson 4 on eight GPUs: naively at most 768 x 768, by level 1024 x 1024. There, the larger
+# image fits by level. It depends on the network and on the cut: weigh your own.
+
+# %% [markdown]
 # ## One image, nothing to pipeline
 #
 # There is a second trouble with large images. If the devices can hold just *one*, it cannot be cut into
@@ -244,15 +255,20 @@ shown = {f'{m} in a step': simulate(v_shape(6, m), Costs(F=1, B=2)) for m in (1,
 plot.timelines(shown, unit='units')
 
 # %% [markdown]
+# With one image each device is busy for a third of the time, with six for 72 %.
+#
 # The rest of this lesson is about what else several devices can do with few samples: share the work of one layer,
 # stand side by side in a grid, and hold a second replica of the model.
 #
 # ## A layer in parts
 #
-# Take two linear layers with a GELU between them, as in every block of a transformer: gelu(x A) B. Two devices shall
-# do half of it each, both on the *same* rows. Cut A by columns: each device computes half of the hidden numbers. It
-# can apply GELU to them at once, since GELU looks at one number at a time. And those numbers meet only half of the
-# *rows* of B:
+# A *transformer*, such as GPT, is a row of equal *blocks*. A block is an *attention*, which mixes the words of a text,
+# and then two linear layers with a GELU (a smooth ReLU) between them: gelu(x A) B. We begin with these. Each row of x
+# is a sample, or a word.
+#
+# Two devices shall do half of the work each, both on *all* rows of x. Cut A by columns: each device computes half of
+# the hidden numbers, x A. It can apply GELU to them at once, since GELU looks at one number at a time. And those
+# numbers meet only half of the *rows* of B, so that each device needs only this half:
 
 # %%
 torch.manual_seed(0)
@@ -266,14 +282,14 @@ print('rows of A: GELU of the parts adds up:       ', torch.allclose(halves[0] +
 
 # %% [markdown]
 # So with columns first one sum is enough, at the end. (Rows first would need one before GELU, too.) This is *tensor
-# parallelism*, as in Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053). Attention is cut in the same way: every
-# device takes some of the heads, which have nothing to do with each other, and the rows of the output layer that
-# belong to them.
+# parallelism*, as in Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053). Attention is cut in the same way. It
+# consists of several *heads*, which compute apart from each other, and an output layer behind them. Every device takes
+# some of the heads, and the rows of the output layer that belong to them.
 #
 # ```
-#             ┌─► x A_0 ─► GELU ─► h_0 B_0 ─┐
+#             ┌─► x A_0 ─► GELU ─► z_0 B_0 ─┐
 # x ──► f ────┤       device 0              ├──► g ──► y
-#             └─► x A_1 ─► GELU ─► h_1 B_1 ─┘
+#             └─► x A_1 ─► GELU ─► z_1 B_1 ─┘
 #                     device 1
 #
 #        forward                       backward
@@ -287,12 +303,13 @@ print('rows of A: GELU of the parts adds up:       ', torch.allclose(halves[0] +
 Source(ColumnLinear.forward, RowLinear.forward)
 
 # %% [markdown]
-# `copy_to_ranks` is f, and `sum_over_ranks` is g. Each belongs to a rank now ([lesson 3](03_data_parallelism.ipynb)):
-# a process that holds its part of every layer, gets the same rows as the others, and has the same outputs.
+# `copy_to_ranks` is f, and `sum_over_ranks` is g. (The rest of this code is for other cases.) Each part runs on a
+# *rank* now ([lesson 3](03_data_parallelism.ipynb)): a process that holds its part of every layer, gets the same rows
+# as the others, and has the same outputs.
 #
 # A block has two pairs of f and g, one for attention and one for the two linear layers. In a ring all-reduce of S
-# bytes each of t ranks sends 2 (t - 1)/t S. Here a batch has b = 4 sequences of s = 32 tokens, of width h = 96, and a
-# number has 4 bytes.
+# bytes each of t ranks sends 2 (t - 1)/t S. Here a batch has b = 4 texts (*sequences*) of s = 32 words (*tokens*). A
+# token is a row of h = 96 numbers of 4 bytes: its *width*. So x, y and their gradients have b s h numbers each.
 #
 # **Predict:** two ranks. How many kB does each send for one block, in a forward and a backward?
 
@@ -335,21 +352,25 @@ claims.test('P01', sent == formula and off < 1e-5,
             'the weights after the step are those of the plain model, but for rounding')
 
 # %% [markdown]
-# In words: four all-reduces of b s h numbers, of which a rank sends 2 (t - 1)/t: the formula 8 b s h (t - 1)/t (arXiv
-# 2104.04473, section 3.2).
+# In words: four all-reduces of b s h numbers (g in the forward, f in the backward, both twice). Of each a rank sends
+# 2 (t - 1)/t times as many. This makes the formula 8 b s h (t - 1)/t (arXiv 2104.04473, section 3.2).
 #
+# A rank holds a bit more than half of the model's numbers, because layer norms, some biases and the positions of the
+# tokens are not cut: every rank has them.
+
+# %% [markdown]
 # ## What it asks of the link
 #
-# A stage of a pipeline sends b s h numbers forth and back, once for *all* its blocks, and may compute something else
-# in the meantime. Here it is up to four times as much for *each* block, and everybody waits for it. So the link
-# decides.
+# A stage of a pipeline sends b s h numbers on, and as many back, once for *all* its blocks. It may compute something
+# else in the meantime. In tensor parallelism it is up to four times as much for *each* block, and everybody waits for
+# it. So the link decides.
 #
 # An example: a block as wide as in GPT-3 (h = 12,288, s = 2,048, arXiv 2005.14165; numbers of 2 bytes, one sequence)
-# on GPUs of 312 Tflop/s, the peak of an A100. One GPU takes 73 ms for its forward and backward; eight would take 9,
-# and each sends 352 MB.
+# on GPUs of 312 Tflop/s, the peak of an A100. One GPU takes 73 ms for its forward and backward. Eight would take 9 ms
+# if nothing had to be sent, but each sends 352 MB. Inside a machine an A100 sends 300 GB/s. Between machines, over a
+# network card of 200 Gbit/s, it is 25 GB/s.
 #
-# **Predict:** over 25 GB/s (a network card of 200 Gbit/s), how many times as fast as one GPU are eight? An A100 sends
-# 300 GB/s to the others of its machine.
+# **Predict:** over 25 GB/s, how many times as fast as one GPU are eight? (Nobody computes while messages travel.)
 
 # %%
 my_guess = None        # times
@@ -377,7 +398,8 @@ plot.lines({'no messages': (gpus, gpus)} | {name: (gpus, found) for name, found 
 # ## All of it at once: a grid
 #
 # Data, pipeline and tensor parallelism can be combined: *replicas* of a pipeline of *stages*, each of which is cut
-# into *parts*. That is a grid of ranks; `'2x2x2'` means 2 replicas x 2 stages x 2 parts:
+# into *parts*. That is a grid of ranks; `'2x2x2'` means 2 replicas x 2 stages x 2 parts. (With two numbers, as in
+# `'2x4'`, no layer is cut into parts.)
 
 # %%
 grid = Grid.of('2x2x2', ranks=8)
@@ -387,12 +409,13 @@ for replica in range(grid.replicas):
         print(f'replica {replica}, stage {stage}: part 0 on rank {ranks[0]}, part 1 on rank {ranks[1]}')
 
 # %% [markdown]
-# Ranks are numbered such that neighbours exchange most. Parts (0 and 1) add up four times a block and micro-batch.
-# Stages (0 and 2) send each other an activation and a gradient a micro-batch. Replicas (0 and 4) add up the gradients
-# of their stage once a step, right after its last backward, while earlier stages are still at work.
+# Ranks are numbered such that neighbours exchange most. Parts (ranks 0 and 1) do four all-reduces for each block and
+# micro-batch. Stages (ranks 0 and 2) send each other an activation and a gradient for each micro-batch. Replicas
+# (ranks 0 and 4) add up the gradients of their stage once a step, right after its last backward, while earlier stages
+# are still at work.
 #
-# *HyPar-Flow* (arXiv 1911.05146) made one call of that, for replicas and stages: take a plain model, and say the
-# strategy. First the plain script:
+# *HyPar-Flow* (arXiv 1911.05146) made one call of replicas and stages: you give it a plain model and the *strategy*,
+# that is, the grid. Ours, `parallelize`, knows parts, too. First the plain script:
 
 # %%
 def ingredients():
@@ -457,6 +480,8 @@ claims.test('P02', max(off.values()) < 1e-5 and expected[-1] < expected[0],
             because='The paper also has speed (481 times one node on 512, published): out of reach here.')
 
 # %% [markdown]
+# It is a bit more than a quarter: some numbers are on both parts, as above, and the stages are not quite equal.
+#
 # Which one is fastest depends on the model and on the links; [lesson 14](14_which_one_when.ipynb) lets a planner
 # decide.
 #
@@ -467,6 +492,8 @@ claims.test('P02', max(off.values()) < 1e-5 and expected[-1] < expected[0],
 # reverse order, so that device 0 holds the first stage of one and the last stage of the other. The backward of an
 # image travels from device 3 to device 0. And so does the forward of the next image, which belongs to the second
 # replica: it follows right behind.
+#
+# In the picture images 0 and 2 belong to the first replica, 1 and 3 to the second:
 
 # %%
 drawn = {'one at a time, one replica': one_at_a_time(4, 4),
@@ -477,7 +504,8 @@ plot.timelines({name: simulate(plan, Costs(F=1, B=2)) for name, plan in drawn.it
 # At the end the replicas add up their gradients, and update together. (How it works is told here from memory of the
 # paper.)
 #
-# **Predict:** eight images instead of four. One at a time takes 8 (4 + 8) = 96 units. And GEMS?
+# **Predict:** eight images instead of four. One at a time takes 8 (4 + 8) = 96 units. And GEMS? (Four took 39. In its
+# picture, how long is it from the end of image 1 to the end of image 3?)
 
 # %%
 my_guess = None        # units
@@ -503,11 +531,12 @@ claims.test('P03', fills_idle_time(gain),
 
 # %% [markdown]
 # The forward of an image hides behind the backward of the one before, and nothing else does. With f and b for a
-# forward and a backward of a stage, an image takes n b + f units on n devices instead of n (b + f). So for b = 2 f it
-# is never more than 1.5 times as fast.
+# forward and a backward of a stage, an image takes n b + f units on n devices instead of n (b + f). Here that is 9
+# instead of 12. (The forward of the first image hides behind nothing, which makes 8 · 9 + 3 = 75.) So for b = 2 f it is
+# never more than 1.5 times as fast.
 #
-# 1F1B is much faster, but device 0 keeps up to n images. With recompute it keeps n inputs (say a fifth of a stash
-# each), and one stash. Try it: who keeps how much?
+# 1F1B is much faster, but device 0 keeps the *stashes* (what a backward needs) of up to n images. With recompute it
+# keeps n inputs (say a fifth of a stash each), and one stash. Try it: who keeps how much?
 
 # %%
 def draw(schedule, devices, images):
@@ -545,9 +574,13 @@ plot.bars({'GEMS': fullest('gems'), '1F1B': fullest('1f1b'), '1F1B, recompute': 
 # (Threads free memory a bit earlier or later, so the last digits change.) The second replica costs hardly anything:
 # all weights of this U-Net are 0.5 MB. For a GPT it would be another matter.
 #
-# GEMS holds the least. But 1F1B with recompute holds hardly more, and took 41 units where GEMS took 75. So if you can
-# recompute, GEMS is for the case where even a few inputs and skips are too much. Its authors trained a ResNet-110 on
-# tiles of 1024 x 1024 pixels of a slide of tissue: seven hours became 28 minutes (published, in the abstract).
+# GEMS holds the least. 1F1B with recompute holds about a quarter more in this example. But with eight images on four
+# devices, above, it took 41 units where GEMS took 75. So if you can recompute, GEMS is for the case where even a few
+# inputs and skips are too much.
+#
+# Its authors trained a ResNet-110 on tiles of 1024 x 1024 pixels of a slide of tissue: seven hours became 28 minutes
+# (published, in the abstract, which does not say on how many GPUs). That is 15 times as fast. A second replica alone
+# gives at most 1.5 times, as we saw. The paper also combines it with data parallelism.
 
 # %% [markdown]
 # ## Remember
@@ -559,7 +592,7 @@ plot.bars({'GEMS': fullest('gems'), '1F1B': fullest('1f1b'), '1F1B, recompute': 
 # 3. GEMS keeps one micro-batch a device, for two copies of the weights, and hides forwards behind backwards; it is no
 #    substitute for micro-batches where they fit.
 #
-# Each of the four at length: `./workshop.py demo unet`, `demo tensor`, `demo hybrid`, `demo gems` in a terminal.
+# All of it at length: `./workshop.py demo unet`, `demo tensor`, `demo hybrid`, `demo gems` in a terminal.
 #
 # Next: [lesson 14](14_which_one_when.ipynb), which of all these ways suits which model, and when.
 #

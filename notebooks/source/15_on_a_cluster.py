@@ -109,7 +109,8 @@ def torchrun(script, nodes, ranks_a_node):
 
 # %% [markdown]
 # A rank learns who it is from variables of its environment. `RANK` counts all ranks from 0, `LOCAL_RANK` those of its
-# own node, which is the number of its GPU; `WORLD_SIZE` is how many there are. torchrun sets them.
+# own node, which is the number of its GPU; `GROUP_RANK` is the number of the node, and `WORLD_SIZE` is how many ranks
+# there are in all. torchrun sets them.
 #
 # **Predict:** two nodes of two ranks. On the second node, the rank with `LOCAL_RANK` 1: what is its `RANK`?
 
@@ -139,14 +140,15 @@ for _, rank, local, node, *losses in ranks:
 #
 # How did they meet? On the first node a *store* is opened, a small table that all can write to, at the address and
 # the port that everybody was told. There each rank writes that it has come, and how to reach it. Only then are there
-# connections from rank to rank. Whoever makes the first class that works on ranks waits there for the others, in
-# this library for at most 60 seconds. Then it says which rank is missing.
+# connections from rank to rank. A rank that makes the first object for several ranks (a `Pipeline`, say) waits there
+# for the others, in this library for at most 60 seconds. If one has not come by then, an error says which one.
 
 # %% [markdown]
 # ## Slurm
 #
 # On a cluster nobody logs in on two nodes to type commands. You hand in a *batch script*, and Slurm runs it when
-# nodes are free. Below its first line, `#!/usr/bin/env bash`, it says what it needs, and then what to do:
+# nodes are free. Below its first line, `#!/usr/bin/env bash`, it says what it needs, and then what to do. (Bash takes
+# `#SBATCH` lines for comments; Slurm reads them.)
 #
 # ```bash
 # #SBATCH --nodes=2
@@ -159,15 +161,17 @@ for _, rank, local, node, *losses in ranks:
 # srun torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=4 \
 #     --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$first:29500" train.py
 # ```
-#
-# `sbatch FILE` puts it into the queue. Slurm runs it **once**, on the first node. `srun` runs its command on all
-# nodes. `--rdzv-...` (rendezvous: meeting) is the other way to tell where to meet; the torchruns then number the
-# nodes themselves, so that the same line can be used on all.
+
+# %% [markdown]
+# `sbatch FILE` puts it into the queue. Slurm runs it **once**, on the first node. The line with `scontrol` finds the
+# name of this node in the list of all. `srun` runs its command on all nodes. `--rdzv-...` (rendezvous: meeting) is the
+# other way to tell where to meet: `c10d` is the store of PyTorch, the id is a name for this meeting, and the endpoint
+# is the address and the port. The torchruns then number the nodes themselves, so that the same line serves on all.
 #
 # A job on one node needs none of this: [jobs/job_gpipe.sh](../jobs/job_gpipe.sh) is one process that drives all GPUs.
 
 # %% [markdown]
-# Slurm numbers its tasks, too, and `srun` tells each of them:
+# Slurm numbers its *tasks*, the processes that `srun` starts, and tells each of them:
 #
 # | what | torchrun tells a rank | `srun` tells a task |
 # | --- | --- | --- |
@@ -177,8 +181,8 @@ for _, rank, local, node, *losses in ranks:
 # | the number of its node | `GROUP_RANK` | `SLURM_NODEID` |
 # | where to meet | `MASTER_ADDR`, `MASTER_PORT` | nothing: take the first of `SLURM_JOB_NODELIST` |
 #
-# **Predict:** the batch script above, two nodes of four GPUs. How large is `WORLD_SIZE`, and (your guess)
-# `SLURM_NTASKS`?
+# **Predict:** the batch script above, two nodes of four GPUs. How large is `WORLD_SIZE`, and how large is
+# `SLURM_NTASKS`? (Write the second one into the cell.)
 
 # %%
 my_guess = None        # SLURM_NTASKS
@@ -206,16 +210,17 @@ print('WORLD_SIZE', nodes * tasks_a_node * ranks_a_task)
 # ## When it hangs at the start
 #
 # One node works, two do not: they start, and nothing follows. Often that is the *interface*. A computer has several
-# ways into networks:
+# ways into networks, and each of them, an interface, has a name. The machine of this notebook has these:
 
 # %% tags=["measured"]
 print(*(name for _, name in socket.if_nameindex()))
 
 # %% [markdown]
 # `lo` leads from a computer to itself. On a node of a cluster there may be a slow interface for the people who run
-# it, and a fast one, perhaps `ib0`. PyTorch's *gloo* (messages of CPU tensors) takes the interface that the node's
-# own name leads to; *NCCL* (messages of GPU tensors) chooses by rules of its own. If the choice is one that the other
-# nodes cannot reach, everybody waits. Then name it, the same for all, in the batch script:
+# it, and a fast one, perhaps `ib0` (for InfiniBand, a kind of fast network). PyTorch's *gloo* (messages of CPU tensors)
+# takes the interface that the node's own name leads to; *NCCL* (messages of GPU tensors) chooses by rules of its own.
+# If the choice is one that the other nodes cannot reach, everybody waits. Then name the right one, the same for all, in
+# the batch script:
 #
 #     export GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0
 #     export NCCL_DEBUG=INFO        # NCCL says what it has chosen
@@ -228,7 +233,8 @@ print(*(name for _, name in socket.if_nameindex()))
 #
 # Each job has a time limit, and nodes fail. Training goes on after that only if it saves *checkpoints*. What does one
 # hold? Weights, of course. But also what the optimizer remembers, how many steps are done, and the state of the
-# random numbers, from which dropout and the order of the data come.
+# random numbers, from which dropout and the order of the data come. (The option `checkpoint=` of a pipeline is
+# something else: it means recompute, and saves nothing to a disk.)
 
 # %%
 def job(folder, ends_after=100):
@@ -272,8 +278,8 @@ print(f'The second job begins with step {min(second)}. '
 # Steps 31 to 37. (A job that is ended *while* it saves does no harm: `Checkpoints` writes under another name, and
 # renames the folder when all of it is on the disk. The folder has to be one that all nodes see.)
 #
-# How often should one save? Often costs time for saving, seldom costs time for what is computed again: on average
-# half an interval for each failure.
+# How often should one save? Saving often takes time by itself. Saving seldom means that more is computed again: on
+# average half of the time between two saves, for each failure.
 #
 # **Predict:** saving takes 30 seconds, and something fails every eight hours. After how many minutes would you save?
 
@@ -297,8 +303,9 @@ plot.lines({'lost': (minutes, [100 * lost(m) for m in minutes])},
            x='minutes from save to save', title='Time lost, %')
 
 # %% [markdown]
-# The lowest point is where both parts are equal: at the square root of 2 · saving · until failure. (J. W. Young
-# gave it in 1974 as a first approximation; the formula is quoted from memory.)
+# The lowest point is where both parts of the loss are equal, that of saving and that of computing again. With T minutes
+# from save to save: saving / T = T / (2 · until failure). So T is the square root of 2 · saving · until failure, here
+# of 2 · 0.5 · 480. (J. W. Young gave it in 1974 as a first approximation; the formula is quoted from memory.)
 
 # %% [markdown]
 # ## Ask for a warning
@@ -318,18 +325,23 @@ plot.lines({'lost': (minutes, [100 * lost(m) for m in minutes])},
 # wait "$!"                          # bash runs a trap while it waits, not while a command runs
 # ```
 #
-# The signal goes to the script only, and the script leaves a file. After each step the training looks whether the
-# file is there; then it saves, and ends. So nothing is computed twice. (Slurm looks at its clock about once a minute,
-# so leave it some minutes.) A job that is requeued keeps its number and starts from the first line of its script:
-# `latest()` does the rest.
+# `trap` says: on this signal, call the function `again`. `&` starts a command in the background, and `$!` is the number
+# of its process.
+#
+# The signal goes to the script only, and the script leaves a file, `stop`. After each step the training looks whether
+# the file is there; then it saves, and ends. So nothing is computed twice. (Slurm looks at its clock about once a
+# minute, so leave it some minutes.) A job that is requeued keeps its number and starts from the first line of its
+# script: `latest()` does the rest.
 
 # %% [markdown]
 # ## A hang, made on purpose
 #
-# "After each step it looks whether the file is there." Written down for two ranks, this is wrong. Can you see why?
+# "After each step it looks whether the file is there." If each of two ranks does just that, it goes wrong. Can you see
+# why?
 #
-# Ranks do not look at the same moment. Here the file appears when rank 0 has not looked yet after step 2, but rank 1
-# has: it finds it only after step 3.
+# Ranks do not look at the same moment. After step 2, rank 1 looks first, and there is no file. Then the file appears,
+# and rank 0 finds it. So rank 0 finds it after step 2, but rank 1 only after step 3. (Below, no file is written: the
+# variable `there` says what each rank would find.)
 
 # %%
 def until_told(folder, agree):
@@ -358,14 +370,18 @@ with TemporaryDirectory() as folder:
 # Read it word by word.
 #
 # - **Who speaks?** Rank 1. It waited for 4 seconds, the time limit of its pipeline.
-# - **For what?** For a word of rank 0. A word is what one rank tells all others, and words are counted. At the start of
-#   a step the rank of stage 0 tells how many rows there are. So rank 1 has begun step 3.
+# - **For what?** For a word of rank 0. A word is what one rank tells all others, and words are counted: one when the
+#   pipeline is made, and two in a step. At its start the rank of stage 0 tells how many rows there are, and at its end
+#   the last rank tells the loss. After two steps that makes five. So rank 1 has begun step 3, and waits for its first
+#   word, the sixth.
 # - **Where is the other one?** Not in a step, after step 2. So it has left the loop, and is in what follows: `save`,
 #   where it waits for rank 1. (It lives: of a dead one the message would say that it gives no sign of life.)
-#
-# Each waits for the other, for ever: a *deadlock*. Neither line is wrong by itself. What is wrong is that each rank
-# decided alone. Whatever decides how the program goes on has to be the same on all ranks: one decides and tells the
-# others, or all look together. Here, "one has seen the file" becomes "all have":
+
+# %% [markdown]
+# Each waits for the other, for ever: a *deadlock*. Neither the step nor the `save` is wrong by itself. What is wrong is
+# that each rank decided alone. Whatever decides how the program goes on has to be the same on all ranks: one decides
+# and tells the others, or all put together what they know. Here an all-reduce takes the largest of what the ranks have
+# seen (1 for the file, else 0). So if one has seen the file, all stop:
 
 # %%
 def one_is_enough(there, group):
@@ -401,7 +417,7 @@ with TemporaryDirectory() as folder:
 # - Get a shell on each node (`srun --jobid=N --overlap --nodelist=NODE --pty bash`) and let each process show the
 #   lines that it is in: `py-spy dump --pid PID` (py-spy is a package of its own). Most ranks show the same lines. Look
 #   at those that do not: they are what the others wait for.
-# - `launch(..., time_limit=60)` does so for all ranks when the time is over.
+# - `launch(..., time_limit=60)` shows such lines of every rank that is not through after 60 seconds.
 # - Give waits a limit that is longer than the longest step and much shorter than the job:
 #   `init_process_group(timeout=timedelta(minutes=2))` in plain PyTorch, `time_limit=` in this library.
 # - Make it small. Two ranks on one node with tiny layers hang in the same way, in seconds.
@@ -409,10 +425,10 @@ with TemporaryDirectory() as folder:
 # %% [markdown]
 # ## When it is slow
 #
-# Everything runs, but slowly: four stages on four nodes, 16 micro-batches, and node 2 needs twice as long for
-# everything. Perhaps another job uses its cores.
+# Everything runs, but slowly: four stages on four nodes, 1F1B with 16 micro-batches. A forward should take 1 unit of
+# time, a backward 2. But node 2 needs twice as long for everything. Perhaps another job uses its cores.
 #
-# **Predict:** how many times as long does a step take?
+# **Predict:** how many times as long does a step take, compared with four equal nodes?
 
 # %%
 my_guess = None        # times
@@ -423,10 +439,13 @@ compare(my_guess, uneven.makespan / even.makespan, ' times')
 plot.timeline(uneven, title='Device 2 is twice as slow', unit='units')
 
 # %% [markdown]
-# Nearly twice. All wait for the slowest, in a pipeline as in an all-reduce. So **idle devices are not where the fault
-# is: look at the one that is never idle.** A timeline shows which one it is. `nvidia-smi` may not: a GPU that waits for
-# others inside an operation of NCCL counts as busy there.
-#
+# Nearly twice. All wait for the slowest, in a pipeline as in an all-reduce. (Only while the pipeline fills and empties,
+# the speed of the others counts, too.) So **idle devices are not where the fault is: look at the one that is hardly
+# ever idle.** Here it is device 2, busy for 93 % of the step, and the others for 47 %. A timeline shows it.
+# `nvidia-smi`, which tells how busy GPUs are, may not: a GPU that waits for others inside an operation of NCCL counts
+# as busy there.
+
+# %% [markdown]
 # What to look at, in this order:
 #
 # 1. **One device alone.** Is the plain model on one GPU as fast as you expect? If not, it is the data (too few cores:
@@ -456,7 +475,7 @@ plot.timeline(uneven, title='Device 2 is twice as slow', unit='units')
 # 2. Save what goes on: weights, optimizer, steps, random numbers. All ranks decide together when, or they wait for
 #    each other for ever.
 # 3. In a hang ask: who waits, for what, and where is the one waited for? In a slow run look at the device that is
-#    never idle.
+#    hardly ever idle.
 #
 # This is the last lesson. `./workshop.py list` in a terminal says which exercises are left, `./workshop.py report`
 # makes a page of what you have done, and `./workshop.py demo` lists the systems that the lessons were about, at
