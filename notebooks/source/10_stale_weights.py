@@ -49,10 +49,12 @@ claims = Claims()      # what we find out on the way is noted here
 # %% [markdown]
 # ## A bubble at every update
 #
-# In [lesson 9](09_one_f_one_b.ipynb) a pipeline runs empty before each update: it *flushes*. With many micro-batches that
-# costs little. But a mini-batch cannot be cut into more micro-batches than it has rows, and tiny ones are slow.
+# In [lesson 9](09_one_f_one_b.ipynb) a pipeline runs empty before each update: it *flushes*. With many micro-batches
+# that costs little. But a mini-batch cannot be cut into more micro-batches than it has rows, and tiny ones are slow.
 #
-# Four devices, mini-batches of four micro-batches each, three of them. U is the update; it takes no time here.
+# Here are four devices and three mini-batches, each cut into four micro-batches. The number in a bar is the
+# micro-batch. It goes on counting: 4 to 7 are the second mini-batch. Updates take no time here, so you do not see
+# them.
 
 # %%
 flushed = following([with_updates(one_f_one_b(4, 4))] * 3)
@@ -62,10 +64,11 @@ plot.timeline(simulate(flushed, Costs(F=1, B=2)), title='1F1B, a flush before ea
 # Device 0 begins the next mini-batch as soon as its own update is done. All the same it waits before each update for
 # gradients that are still on their way.
 #
-# *PipeDream* (arXiv 1806.03377) does not flush. Every micro-batch is a mini-batch of its own: its backward on a stage is
-# followed by an update of that stage, at once, while others are on their way.
+# *PipeDream* (arXiv 1806.03377) does not flush, and does not cut mini-batches. The next one simply follows. After the
+# backward of a mini-batch on a stage, that stage is updated at once, while other mini-batches are on their way.
 #
-# **Predict:** twelve of them on the same four devices. In the picture above devices are idle for 43 % of the time. And now?
+# **Predict:** twelve such mini-batches, each as large as one micro-batch above, on the same four devices. Above,
+# devices are idle for 43 % of the time. And now? (Lesson 5 has a formula for the bubble.)
 
 # %%
 my_guess = None        # percent
@@ -80,8 +83,11 @@ plot.timeline(never_empty, title='PipeDream, no flush', unit='units')
 #
 # ## Which weights?
 #
-# But look at device 0. Between the forward of mini-batch 4 and its backward there are other mini-batches' updates. So the
-# weights that the backward finds are not those that the forward had. Count them:
+# But look at device 0. Between the forward of mini-batch 4 and its backward, other mini-batches update the weights.
+# So the weights that the backward finds are not those that the forward had.
+#
+# This is the beginning of device 0's row. As before, F4 and B4 are forward and backward of mini-batch 4. U4 is the
+# update with its gradient.
 
 # %%
 plan = pipedream(4, 12)
@@ -89,7 +95,7 @@ row = [op for op in plan.rows[0] if op.kind in 'FBU']
 print(*(f'{op.kind}{op.micro_batch}' for op in row[:19]))
 
 # %% [markdown]
-# **Predict:** how many updates has stage 0 made between F6 and B6?
+# **Predict:** how many updates does stage 0 make between F6 and B6? (The row goes on in the same way.)
 
 # %%
 my_guess = None        # updates
@@ -102,12 +108,13 @@ compare(my_guess, sum(kind == 'U' for kind, _ in between), ' updates')
 # Three: one for each stage that comes after it. On the last stage a backward follows its forward at once, and there is
 # none.
 #
-# Why does it matter? The backward of a layer y = W x computes the gradient of its input as Wᵀ g. If W is a newer one, that is
-# a gradient of something that was never computed: neither of the old weights nor of the new ones. It is the gradient of no
-# single point.
+# Why does it matter? The backward of a layer y = W x computes the gradient of its input as Wᵀ g. If W is newer than
+# in the forward, old activations and new weights are mixed. The result is not the gradient for the old weights, and
+# not the one for the new weights. It is wrong for any weights.
 #
-# How wrong is it? Here is a small network of four stages. `gradient_error` compares the gradient that stage 0 has used with
-# that of the plain model, at the weights that the forward of this mini-batch took on each stage.
+# How wrong? Here is a small network of four stages. `gradient_error` takes the gradient that stage 0 has used. It
+# compares it with the true one: the plain model's, with the same mini-batch, and with the weights that the forward
+# had on each stage. (The error is relative to the true gradient, and the mean of twenty mini-batches.)
 
 # %%
 errors = {'no stashing': gradient_error(partial(pipedream, stashing=False)),
@@ -118,14 +125,16 @@ print(f"the forward's weights again:    off by less than a millionth: {errors['s
 # %% [markdown]
 # ## Stashing, and its price
 #
-# *Weight stashing* is PipeDream's answer: a stage keeps the weights of every mini-batch that is on its way. The gradient is
-# then valid, though late: it belongs to weights of three updates ago.
+# *Weight stashing* is PipeDream's answer: a stage keeps the weights of every mini-batch that is on its way. The
+# gradient is then valid, though late: on stage 0 it belongs to weights of three updates ago.
 #
-# The library calls each set of weights a *version*. Just before an update the parameters move to memory of their own, if some
-# mini-batch on its way still needs the old ones; when the last of these has run its backward, that memory is free again. (The
-# picture is in `lib/fewgpu/weights.py`.)
+# Each set of weights of a stage is called a *version*. Does some mini-batch on its way still need the old one? Then an
+# update does not write over it: the new weights get memory of their own. When the last mini-batch that used the old
+# version has run its backward, the old memory is free again. (There is a drawing of it at the top of
+# `lib/fewgpu/weights.py`.)
 #
-# **Predict:** four stages. How many versions does each keep at its peak? (Your guess: for stage 0.)
+# **Predict:** four stages. How many versions does each keep at its peak, the newest one included? (Your guess: for
+# stage 0.)
 
 # %%
 my_guess = None        # versions
@@ -159,9 +168,12 @@ claims.test('C24', errors['stashing'] < 1e-6 < errors['no stashing']
 # %% [markdown]
 # ## The right version, everywhere
 #
-# With stashing every stage uses weights of its own age: stage 0 of three updates ago, stage 3 of none. *Vertical sync* wants
-# one age for all: a mini-batch takes on every stage the version that stage 0 took for it. Then a gradient is that of one
-# single point of the past. Now every stage keeps four versions, and all gradients are three updates late:
+# With stashing every stage uses weights of its own age: stage 0 those of three updates ago, stage 3 the newest. The
+# gradient is right for this mixture, but the model as a whole never had these weights at one time.
+#
+# *Vertical sync* wants one age for all: a mini-batch takes on every stage the version that stage 0 took for it. Then
+# the gradient belongs to the whole model after some number of updates. The price: every stage keeps four versions,
+# and all gradients are three updates late. (The last four numbers of a line are for stages 0, 1, 2, 3.)
 
 # %%
 for name, rule in {'stashing': pipedream, 'vertical sync': partial(pipedream, vertical_sync=True)}.items():
@@ -171,9 +183,9 @@ for name, rule in {'stashing': pipedream, 'vertical sync': partial(pipedream, ve
           *(age[0] for age in ages))
 
 # %% [markdown]
-# [exercises/11_weight_versions.py](../exercises/11_weight_versions.py) asks you for the version that each rule takes, for a
-# stash that keeps no copy too many, and for the training rule of the next section. Take 35 minutes; you may want to read on
-# before its last step.
+# [exercises/11_weight_versions.py](../exercises/11_weight_versions.py) asks you for the version that each rule takes,
+# for a stash that keeps no copy too many, and for the training rule of the next section. Take 35 minutes; you may
+# want to read on before its last step.
 
 # %% tags=["yours"]
 check(11)
@@ -184,13 +196,15 @@ check(11)
 # ## Two versions are enough
 #
 # Four stages mean four copies of the weights on stage 0, sixteen stages sixteen. For large models that is too much.
-# *PipeDream-2BW* (arXiv 2006.09503) updates less often: once for m micro-batches, m at least as many as stages, and still
-# without a flush. All micro-batches of a group take the same version, the one from before the last update:
+# *PipeDream-2BW* (arXiv 2006.09503) updates less often: once for a group of m micro-batches (a mini-batch, cut as in
+# GPipe), with m at least as many as stages. It still does not flush. When a group begins on stage 0, the group before
+# it is still on its way, and has not made its update there. So all micro-batches of a group take, on all stages, the
+# version from before that update. Count groups and versions from 0. Group t makes version t + 1:
 #
-# W(t+1) = W(t) - lr · gradient at W(t-1)
+# > W(t+1) = W(t) - lr · gradient at W(t-1)
 #
-# So each stage keeps two versions, whatever the depth (2BW: *double-buffered weights*), and every gradient is one update
-# late.
+# (The first group has only version 0.) So each stage keeps two versions, however many stages there are, and every
+# gradient is one update late. 2BW stands for *double-buffered weights*.
 #
 # **Predict:** four stages, four micro-batches an update. Which version does micro-batch 9 (counted from 0) take?
 
@@ -213,7 +227,7 @@ claims.test('C28', taken == [max(i // 4 - 1, 0) for i in range(16)] and held == 
 # ## Does it learn?
 #
 # The same network of four stages, the same digits in the same order, the same learning rate: with a flush, by 2BW, by
-# PipeDream.
+# PipeDream with stashing. All three update once for each mini-batch. Only PipeDream does not cut it into micro-batches.
 
 # %% tags=["measured"]
 def losses(schedule, chunks):
@@ -234,19 +248,23 @@ claims.test('C29', abs(late['2BW'] / late['1F1B, a flush'] - 1) < 0.1,
             because='A small network, one seed, and a learning rate that suits all three.')
 
 # %% [markdown]
-# (The same means here: within 10 %.) At this learning rate a delay does no harm. At a higher one?
+# (The claim counts as confirmed if the two means differ by less than 10 %. With a flush the result is that of training
+# without a pipeline. We compare losses only, no accuracy.)
+#
+# At this learning rate a delay of one update does little harm. PipeDream is up to three updates late, and learns more
+# slowly. And at a higher learning rate?
 #
 # ## How late is too late?
 #
-# The simplest training that there is: one weight w, the loss w² / 2, whose gradient is w. With a gradient that comes d
-# updates late:
+# Take the simplest training that there is: one weight w, and the loss w² / 2. Its gradient is w, and its minimum at 0.
+# Here the gradient comes `delay` updates late:
 
 # %%
 Source(staleness.descent)
 
 # %% [markdown]
-# **Predict:** without delay it converges for learning rates below 2. With a delay of three updates, as on stage 0 of four,
-# below which?
+# **Predict:** without delay it converges for learning rates below 2. With a delay of three updates, as on stage 0 of
+# four, below which? (You cannot know the formula yet. Guess, or try a few updates on paper.)
 
 # %%
 my_guess = None        # learning rate
@@ -256,9 +274,12 @@ plot.lines({f'rate {rate}': (range(61), staleness.descent(3, rate)) for rate in 
            title='The weight, its gradient three updates late', x='updates')
 
 # %% [markdown]
-# The limit is 2 sin(π / (4 d + 2)), divided by the curvature of the loss (PipeMare, arXiv 1910.05124; the formula is
-# remembered from the paper, and a test of the library holds it against the eigenvalues of the rule). It is 2 for d = 0,
-# 1 for d = 1, and goes down with about π / (2 d).
+# For a delay of d updates the limit is 2 sin(π / (4 d + 2)), divided by the *curvature*, the second derivative of the
+# loss: 1 here. It is 2 for d = 0 and 1 for d = 1. For larger d it is a little less than π / (2 d). (The formula is
+# from PipeMare, arXiv 1910.05124, cited from memory; a test of the library confirms it.)
+#
+# Why a limit? A late gradient still pushes w down when w is already below 0. So w swings. Above the limit each swing is
+# larger than the one before.
 #
 # Try it: which learning rate is too high for six updates of delay?
 
@@ -266,16 +287,16 @@ plot.lines({f'rate {rate}': (range(61), staleness.descent(3, rate)) for rate in 
 Panel(staleness.draw, delay=Slider(3, 0, 8), rate=Slider(0.4, 0.05, 1.5, 0.05, label='learning rate'))
 
 # %% [markdown]
-# For six it is 0.241: 0.2 converges, 0.25 does not.
+# For six updates the limit is 0.241: a learning rate of 0.2 converges, 0.25 does not.
 #
 # ## PipeMare: no old weights at all
 #
 # PipeMare keeps one version, as training without a pipeline does, and takes three measures:
 #
-# - **T1** The learning rate is lower at first, for each stage by its own delay.
-# - **T2** A backward does not take the newest weights, but estimates those of its forward: the newest, less the delay
-#   times the average change of the last updates.
-# - **T3** It begins with some mini-batches that flush.
+# - **T1** The learning rate of a stage is lower at first: divided by its delay. Then it goes up to its full value.
+# - **T2** A backward does not take the newest weights. It estimates those of its forward: the newest weights, minus the
+#   delay times the average change in an update.
+# - **T3** Training begins with some mini-batches that flush, so that no gradient is late.
 
 # %%
 plan = pipemare(4, 40)
@@ -286,10 +307,17 @@ corrected = gradient_error('pipemare')
 print(f"T2: the gradient of stage 0 is off by {corrected:.0%} instead of {errors['no stashing']:.0%}")
 
 # %% [markdown]
-# T2 costs memory, too: the average change, as large as the weights, and in a backward a copy.
+# T2 is not free: the average change takes as much memory as the weights, and a backward needs a copy of the weights.
 #
-# A training in which late gradients do harm: a residual network of eight stages, so that the first is seven updates late.
-# The learning rate goes down in four parts, from 0.12 to 0.03; T1 is over after three of them, and T3 are 20 mini-batches.
+# Now a training in which late gradients do harm: a residual network of eight stages, so that the first is seven
+# updates late. The learning rate goes down in four parts of 60 mini-batches, from 0.12 to 0.03. T1 is over after
+# three of them, and T3 takes the first 20 mini-batches. We compare three ways:
+#
+# - *synchronous*: 1F1B with a flush, so that no gradient is late;
+# - *late, uncorrected*: no flush, and the newest weights in forward and backward;
+# - *T1, T2 and T3*: PipeMare.
+#
+# A line that ends early has diverged: the loss is no number any more.
 
 # %% tags=["measured"]
 ways = 'synchronous', 'late, uncorrected', 'T1, T2 and T3'
@@ -308,14 +336,17 @@ claims.test('C34', idle['PipeDream'] < idle['1F1B'] and corrected < errors['no s
             because='One network, one seed. PipeMare is behind: T1 slows the first stages down.')
 
 # %% [markdown]
-# Corrected, it learns; but it has not caught up with the pipeline that flushes. `./workshop.py demo pipemare` shows each of the
-# three measures alone.
+# Corrected, it learns; but it has not caught up with the pipeline that flushes. `./workshop.py demo pipemare` adds the
+# three measures one after the other.
 
 # %% [markdown]
 # ## Fast or frugal
 #
-# Eight devices in virtual time: weights take 8 units of memory in all, the activations of a micro-batch 4, and its input at a
-# stage 1. 1F1B and 2BW recompute, which makes a backward a forward longer.
+# Eight devices in virtual time, and eight mini-batches of 16 micro-batches. One version of all weights takes 8 units
+# of memory, so a stage's takes 1. A micro-batch's activations take 4 in all, 1/2 on a stage, and its input at a stage
+# takes 1. (We leave gradients out.) A whole micro-batch takes 1 unit of time forward and 2 back, so a stage takes 1/8
+# and 2/8. 1F1B and 2BW recompute: that makes a backward longer by a forward. PipeDream does not, and updates after
+# every micro-batch.
 
 # %%
 m, count = 16, 8
@@ -337,12 +368,21 @@ claims.test('C30', speed == sorted(speed) and memory == sorted(memory),
             + ' units of memory', by='the simulator')
 
 # %% [markdown]
+# Where does the memory go? Device 0 has eight micro-batches on their way. With a flush it keeps 1 of weights, 8 of
+# inputs, and 1/2 of activations, those that it has just recomputed: 9.5. 2BW keeps one more version. PipeDream keeps
+# eight versions, and input and activations of all eight: 8 + 8 · 1.5 = 20.
+#
+# PipeDream is faster than 2BW only because it does not recompute. It could: then it is as fast as 2BW, and still keeps
+# eight versions. (GPipe, which the claim names as well, was not run here.)
+
+# %% [markdown]
 # ## Remember
 #
-# 1. Without a flush there is no bubble, but a stage updates its weights while micro-batches are on their way: each has to
-#    meet the weights of its forward again (stashing), or its gradient is that of no single point.
-# 2. PipeDream keeps as many versions as there are stages from here to the end, 2BW two; both make gradients late.
-# 3. The later a gradient, the lower the learning rate has to be: about π / (2 d), divided by the curvature.
+# 1. Without a flush there is no bubble, but a stage updates its weights while micro-batches are on their way. The
+#    backward of each has to meet the weights of its forward again (stashing), or its gradient is wrong.
+# 2. In PipeDream stage s of n keeps n - s versions, in 2BW every stage keeps two. Both make gradients late.
+# 3. The later a gradient, the lower the learning rate has to be: for a delay of d updates, below about π / (2 d),
+#    divided by the curvature.
 #
 # Next: [lesson 11](11_spilling.ipynb), models that do not fit the devices at all.
 #

@@ -50,7 +50,7 @@ claims = Claims()      # what we find out on the way is noted here
 # In lessons [4](04_model_parallelism.ipynb) to [10](10_stale_weights.ipynb) a large model was cut over several
 # devices. All of them together have to hold it. What if they do not, or if there is only one?
 #
-# Here is a model of 64 layers, and a device with a tenth of the memory that its weights alone need. (A virtual
+# Here is a model of 64 layers, and a device with a tenth of the memory that the model's weights alone need. (A virtual
 # device: its ledger counts every tensor that lives on it, as in [lesson 2](02_memory.ipynb), and refuses what is over
 # the limit.)
 
@@ -79,13 +79,14 @@ except torch.OutOfMemoryError as error:
 # stages of a pipeline are, but they all use the same device, one after the other. What is done with one shard while
 # it is there is a *unit* of work:
 #
-# - **F**, the forward of a shard. It keeps the shard's input, and nothing else.
+# - **F**, the forward of a shard. It keeps the shard's input on the device, and nothing else.
 # - **L**, of the last shard: forward, loss and backward, all at once.
 # - **B**, the backward of a shard. It first runs the forward again from the input that was kept. That is the
 #   recompute of [lesson 6](06_recompute.ipynb).
 #
-# Before a unit the shard's weights are copied to the device. After B or L its gradients go to the host, where the
-# optimizer works. So the device never holds the optimizer's states.
+# Before a unit the shard's weights are copied to the device: that is a *load*. After B or L its gradients go to the
+# host, where the optimizer works. So the device never holds the optimizer's states. (F2 is the forward of shard 2 here,
+# not of a micro-batch.)
 
 # %%
 print('A step of four shards:', *(f'{unit.kind}{unit.shard}' for unit in units(4)))
@@ -93,7 +94,7 @@ print('A step of four shards:', *(f'{unit.kind}{unit.shard}' for unit in units(4
 # %% [markdown]
 # `Spilled` trains like this. (`prefetch` comes later. Without an optimizer it leaves gradients in `.grad`.)
 #
-# **Predict:** how many times is a shard copied to the device in a step of four shards?
+# **Predict:** how many loads are there in a step of four shards, all shards together?
 
 # %%
 my_guess = None        # loads
@@ -105,7 +106,8 @@ compare(my_guess, len(loads), ' loads')
 print('shards, in the order in which they came:', *loads)
 
 # %% [markdown]
-# Twice each, but for the last one: 2 S - 1 loads for S shards. And does it compute the same as the plain model?
+# Each shard is loaded twice, only the last one once: 2 S - 1 loads for S shards. And does it compute the same as the
+# plain model?
 
 # %%
 plain = network()
@@ -124,8 +126,9 @@ print('all gradients are those of the plain model, bit by bit:', as_plain(traine
 #
 # We ask the ledger for the *peak*, the most bytes that live on the device at once, with 1, 2, 4, ... 64 shards.
 #
-# **Predict:** as one shard the model needs 8.5 MB: twice the weights, and some more. And as 64 shards of one layer,
-# whose weights are 66 kB?
+# **Predict:** as one shard the model needs 8.5 MB: twice the weights (for there are gradients, too), and some more.
+# What is the peak with 64 shards of one layer each? Weights of a layer are 66 kB, its input is 16 kB (32 rows of 128
+# numbers).
 
 # %%
 my_guess = None        # kB
@@ -152,18 +155,21 @@ plot.lines({name: (counts, kept) for name, kept in peaks.items()}, x='shards', y
 # One shard is at its peak near the end of the backward, where nearly all gradients are there, and most activations
 # have gone.
 #
-# A guess of 200 kB for 64 counts the weights and gradients of one layer, and its activations. But between F and B
-# each shard keeps its input, and 64 inputs are more than a megabyte: with 64 shards the peak is *higher* again than
-# with 32. With `inputs_on_host=True` inputs travel, too, and it goes on to fall.
-#
+# If you guessed 200 kB for 64 shards, you counted the weights and gradients of one layer, and its activations. But
+# between F and B each shard keeps its input, and 64 inputs of 16 kB are more than a megabyte: with 64 shards the peak
+# is *higher* again than with 32. With `inputs_on_host=True` the inputs travel to the host, too, and the peak goes on
+# falling.
+
+# %% [markdown]
 # ## The pilot run
 #
 # So into how many shards? As few as fit, for each unit costs some time of its own. How much a layer needs is hard to
 # tell from its code. Hydra tries it out: the *pilot run* adds layer after layer to a shard, runs its forward and
 # backward on the device, and where torch says out of memory, it cuts.
 #
-# **Predict:** into how many shards, for the device with a tenth of the weights' memory? A shard's unit B holds its
-# weights, their gradients and its activations.
+# **Predict:** into how many shards, for the device of 423 kB, a tenth of the weights? Inputs go to the host. Unit B
+# of a shard holds its weights and their gradients, 66 + 66 kB for each layer, and beside them some activations of 16
+# kB each. (`second_buffer` comes later.)
 
 # %%
 my_guess = None        # shards
@@ -179,8 +185,8 @@ compare(my_guess, len(balance), ' shards')
 print('layers a shard:', *balance)
 
 # %% [markdown]
-# Does it fit, and with how much to spare? We train with this cut, look at the peak, and then give the device a byte
-# less than that.
+# Does it fit, and how much memory is left? We train with this cut, and look at the peak. Then we give the device just
+# as much as the peak, and a byte less.
 
 # %%
 needs, trainer = peak(balance, on_host=True)
@@ -203,9 +209,9 @@ claims.test('C36', trains_by_shards(as_plain(trainer), loads, len(balance), need
 # %% [markdown]
 # ## Waiting for weights
 #
-# While a shard is on its way the device waits. How long a step takes, we first count in virtual time. Let a forward
-# of a shard take 1 second, a backward 2, the recompute 1 again, and a load 1. Gradients leave beside, and take no
-# time.
+# While a shard is on its way the device waits. How long is a step? First in virtual time, with four shards. Let a
+# forward of a shard take 1 second, a backward 2, and a load 1. So F takes 1 s, and L and B take 3 s each: a forward
+# and a backward. While gradients leave the device, it goes on working, so we do not count that.
 #
 # `Chain` is such a model, and `plan` tells when each unit would run.
 
@@ -222,7 +228,7 @@ print(f'a step: {one_buffer.makespan:g} s; of them the device computes {one_buff
 # Now give the device a second *buffer*: memory into which the next shard is copied, while the device computes with
 # the one in the first buffer. Then they change places. That is *double buffering*.
 #
-# **Predict:** the step took 22 s: 15 of work, 7 of loads. How many with two buffers?
+# **Predict:** the step took 22 s: 15 of work, 7 of loads. How many seconds does it take with two buffers?
 
 # %%
 my_guess = None        # s
@@ -247,10 +253,11 @@ with_link(two_buffers, [0, *(one.start for one in two_buffers.done[:-1])], lower
 figure
 
 # %% [markdown]
-# Six of seven loads are hidden: they take place while the device computes. The first load of a step has nothing to
-# hide behind. (The number in a bar is the shard.)
+# Six of seven loads are *hidden*: they take place while the device computes. The first load of a step cannot be hidden,
+# for there is nothing to compute yet. (The number in a bar is the shard. L3 is drawn as a backward.)
 #
-# What if the link is slower? A load that takes longer than a forward sticks out behind it.
+# What if the link is slower? While the device computes F, for 1 s, it can hide 1 s of a load. Of a longer load it has
+# to wait for the rest.
 
 # %%
 slow = [0, 0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6]
@@ -263,17 +270,21 @@ plot.lines({name: (slow, found) for name, found in lengths.items()}, x='a load, 
            title='Length of a step, s')
 
 # %% [markdown]
-# The gain is largest where a load takes as long as a backward: 1.5 times. Were all units as long as a load, it would
-# be nearly twice. (The authors say 1.5 to 2 times, in the README of their code.)
-#
-# How long is a load on your GPU? Let P be the parameters of a shard, most of them in linear layers. Their load takes
-# 4 P bytes, and their forward 2 P operations for each *row* of the mini-batch (in a language model, each token). So
-# with a link of W bytes and a device of C operations a second, load and forward take the same time for
+# Two buffers help most where a load takes 3 s, as long as unit B: the step is 1.5 times as fast. If all units took as
+# long as a load, and there were many shards, it would be nearly twice as fast. (The authors say 1.5 to 2 times, in the
+# README of their code.)
+
+# %% [markdown]
+# How long is a load on your GPU? Let P be the number of parameters of a shard, most of them in linear layers. A load
+# moves 4 P bytes, and a forward takes 2 P operations (a multiplication and an addition for each parameter) for each
+# *row* of the mini-batch. (In a language model a row is a token.) Let the link carry W bytes a second, and the device
+# do C operations a second. Load and forward take the same time if
 #
 # > 4 P / W = 2 P · rows / C, so rows = 2 C / W
 #
-# **Predict:** 12 GB/s (a figure of a lecture on ZeRO-Infinity), and 10 TFLOP/s, 10 · 10¹² operations a second. How
-# many rows does a mini-batch need, to hide the loads of its forwards?
+# **Predict:** a link of 12 GB/s (a figure of a lecture on ZeRO-Infinity, which keeps weights on the host, too), and a
+# device of 10 TFLOP/s, 10 · 10¹² operations a second. How many rows does a mini-batch need, so that each forward
+# hides a load?
 
 # %%
 my_guess = None        # rows
@@ -281,11 +292,12 @@ my_guess = None        # rows
 compare(my_guess, 2 * 10e12 / 12e9, ' rows')
 
 # %% [markdown]
-# The size of the model is not in the formula. A faster GPU needs *larger* mini-batches, and twice the link half of
-# it.
+# The size of the model is not in the formula. A faster GPU needs *larger* mini-batches. With a link that is twice as
+# fast, half as many rows are enough.
 #
-# The price of the second buffer is memory. In the pilot run 40 % of the device are set aside: half of that for the
-# shard that comes, and half for gradients that leave. So no shard is larger than a fifth of the device:
+# The price of the second buffer is memory. In the pilot run 40 % of the device are kept free: half of that for the
+# shard that comes, and half for gradients that leave. So the weights of a shard take at most a fifth of the device. In
+# the table each row is a device, with a tenth, a sixth or a third of the memory that the model's weights need:
 
 # %%
 print('memory, of the weights  shards, one buffer  two buffers')
@@ -294,15 +306,18 @@ for part in 10, 6, 3:
     print(f'{"1/" + str(part):>22} {one:19} {two:12}')
 
 # %% [markdown]
-# More shards, but each is smaller: the bytes that travel stay nearly the same.
+# There are more shards, but each is smaller: the bytes that travel stay nearly the same.
 #
-# ## Does it hide here?
+# ## Are loads hidden on this machine?
 #
-# Small GPTs, on a device that plays a slow one: a fifth of a core, so that the host's threads find a core when they
-# need one. Its link is such that a load takes two fifths of a mean unit. We train with one buffer and with two, in
-# turns. (Virtual devices also where there is a GPU, so that everybody has the same link.)
+# A small GPT in five shards trains on a slow virtual device: it uses a fifth of a core, so that the host's threads find
+# a core when they need one. A load of the largest shard takes two fifths of a mean unit. We train with one buffer and
+# with two, in turns. (The devices are virtual even if you have a GPU, so that everybody has the same link.)
 #
-# **Predict:** what percentage of the time in which shards and gradients travel is hidden?
+# Now gradients that leave take time as well. When those of a shard are on the host, the host updates the shard. We
+# count both as travel. So there are 9 loads in a step, and 5 times gradients leave.
+#
+# **Predict:** what percentage of all travel time do two buffers hide? (What can never be hidden?)
 
 # %% tags=["measured"]
 my_guess = None        # percent
@@ -339,19 +354,20 @@ claims.test('C37', quiet.verdict(hides_transfers(hidden)),
             because='How much there is to hide depends on the link: here two fifths of a unit for a shard.')
 
 # %% [markdown]
-# (Most of it is hidden if it is at least 70 %. The time of one buffer also has the updates of the host in it.)
+# The first load and the last update can never be hidden. (The claim counts as confirmed if at least 70 % are hidden.
+# With one buffer the device waits for the host's updates, too: that is a part of its longer step.)
 #
 # ## Many models
 #
 # Now two devices. One spilled model cannot use the second: each of its units needs the one before. In model
-# parallelism and in a pipeline without micro-batches it is the same, all but one device wait.
+# parallelism, a pipeline without micro-batches, it is the same: all devices but one wait.
 #
 # But who trains only *one* model? Whoever looks for a good learning rate trains ten. A shard of another model need
-# not wait. Hydra calls it *SHARP*: a device that is free takes the next shard of some model.
+# not wait. Hydra's name for it is *SHARP*: a device that is free takes the next shard of some model.
 #
-# **Predict:** three models of two mini-batches, 30 s of work each, and two devices. If each model stayed on one
-# device, one of them would have two models, and it would take 60 s. How long, if a device may change to another model
-# after every unit?
+# **Predict:** three models of two mini-batches, 30 s of work each, and two devices. A load takes half a second from
+# here on. If each model stayed on one device, one device would have two models, and all would be done after 60 s.
+# When are they done if a device may change to another model after every unit?
 
 # %%
 my_guess = None        # s
@@ -362,14 +378,14 @@ plot.tasks(together(three), title='Three models share two devices (numbers: shar
            worker='device')
 
 # %% [markdown]
-# The work is 90 s, for two devices 45 s, and little is lost. A model moves from device to device: its weights come
-# from the host anyway, so it does not matter where its last unit ran.
+# The work is 90 s, for two devices 45 s each, and little is lost. A model may move to another device, as model 2 does
+# in the picture: its weights come from the host anyway, so it does not matter where its last unit ran.
 #
 # ## Who is next?
 #
-# Which model does a free device take? Hydra's rule, *Sharded-LRTF*: of all models on which nobody works, the one with
-# the longest remaining time first. The longest model is what everybody would wait for at the end. With an unequal
-# group it shows:
+# Which model does a free device take? Hydra's rule is *Sharded-LRTF* (*longest remaining time first*). Look at all
+# models on which no device works now, and take the one with the most work left. For if the longest model comes last,
+# all other devices wait for it at the end. We see it with three models of one mini-batch and one model of three:
 
 # %%
 group = [chain(load=0.5, batches=batches) for batches in (1, 1, 1, 3)]
@@ -380,15 +396,15 @@ print(f'longest remaining time first: {both.makespan:g} s')
 plot.tasks(together(both), title='Three short models and a long one', unit='s', worker='device')
 
 # %% [markdown]
-# The 1.5 s above that are loads which nothing hides: a mini-batch may load shard 0 only after the mini-batch before
-# has updated it.
+# It takes 1.5 s longer than the 45 s, because three loads of the long model are not hidden: each of its mini-batches
+# loads shard 0, and may do so only after the mini-batch before has updated it.
 #
-# Had the devices begun with the three short ones, those would be done after 22.5 s at the earliest, and the long one
-# 45 s later.
+# If the devices began with the three short models, those would be done after 22.5 s at the earliest, and the long one
+# 45 s later: 67.5 s.
 #
-# With units of equal length, and nothing to load, no rule beats this one (Hu, 1961; remembered). While a device
-# computes, the rule also chooses what it will compute next, and that shard goes into the second buffer. Seconds that
-# were not known at first are measured on the way.
+# With units of equal length, and no loads, no rule beats this one (Hu, 1961; cited from memory). While a device
+# computes, the rule also chooses what it will compute next, and that shard goes into the second buffer. The rule needs
+# to know how long units take: on real devices that is measured during training.
 #
 # ## Write it
 #
@@ -417,11 +433,14 @@ plot.lines({name: (numbers, [100 * share for share in shares]) for name, shares 
            x='models', title='The devices compute, % of the time')
 
 # %% [markdown]
-# At least as many as devices. But ten are worse than eight! Who is next is chosen one unit ahead, for the second
-# buffer. Equal models run in step, so it is always the same devices that choose the two which wait, and each of these
-# two gets half of a device. The other devices are done early. Models of different lengths do not run in step.
+# It takes at least as many models as devices. But ten are worse than eight! While a device computes, its next unit is
+# already chosen, for the second buffer. With ten equal models all devices choose at the same moment, and two models
+# are free. Device 0 gets one of them, device 1 the other, and so it is every time. So each of these two devices takes
+# turns between two models, and the six other devices keep one model each. These six models are done after 31 s. Then
+# four half-done models are left for eight devices, and four devices have nothing to do until 46.5 s. (With models of
+# different lengths the devices do not choose at the same moment.)
 #
-# Try it: what do two buffers change with one model, and what with six?
+# Try it: what do two buffers change with one model on one device, and what with six models on four?
 
 # %%
 def draw(models, devices, shards, load, buffers):
@@ -437,17 +456,18 @@ Panel(draw, models=Slider(3, 1, 6), devices=Slider(2, 1, 4), shards=Slider(4, 2,
       load=Slider(1.0, 0.0, 3.0, 0.5), buffers=Choice('two', ('one', 'two')))
 
 # %% [markdown]
-# With one model a second buffer hides loads; more devices do not help. With six models on four devices both help: the
-# second buffer then holds a shard of another model.
+# With one model a second buffer hides loads (22 s become 16, if a load takes 1 s); more devices do not help. With six
+# models on four devices it helps, too (34 s become 25): the second buffer may then hold a shard of another model.
 #
 # ## Sharing on this machine
 #
-# Six small GPTs, one step each, on four devices like the one above. *Model parallelism* cuts each model into four
-# stages and trains one model after the other. *Shared*: each model is spilled in three shards, and devices take what
-# is next.
+# Six small GPTs, one step each, on four virtual devices, each again a fifth of a core. *Model parallelism* cuts each
+# model into four stages and trains one model after the other. *Shared*: each model is spilled in three shards, and
+# devices take what is next.
 #
-# **Predict:** how many times as fast is sharing? (A spilled model computes the forwards of all shards but the last
-# twice.)
+# **Predict:** how many times as fast is sharing? (In model parallelism one device of four works at a time. So with the
+# same work, four would be the most. But a spilled model computes the forwards of all shards but the last twice, and six
+# models do not divide evenly among four devices.)
 
 # %% tags=["measured"]
 my_guess = None        # times as fast
@@ -479,10 +499,12 @@ claims.test('C35', quiet.verdict(keeps_busy(busy, waiting, naive, spread)),
 # with a single model. A lecture says that spilling many models takes *up to 90 % less time* than GPipe, and is 4
 # times as fast as model parallelism.
 #
-# In virtual time: 16 models, 5 mini-batches each, on eight devices, all models cut into eight. GPipe recomputes, too
-# (but with one micro-batch: then it is model parallelism). It needs no loads, for its weights stay.
+# In virtual time: 16 models, 5 mini-batches each, on eight devices, all models cut into eight. GPipe trains one model
+# after the other. It recomputes, too (only with one micro-batch it does not: that is model parallelism). It needs no
+# loads, for its weights stay.
 #
-# **Predict:** how much less time than GPipe with four micro-batches does sharing take?
+# **Predict:** how much less time than GPipe with four micro-batches does sharing take, in percent? (How large is
+# GPipe's bubble with 8 stages and 4 micro-batches? Sharing has nearly none.)
 
 # %%
 my_guess = None        # percent
@@ -510,10 +532,10 @@ claims.test('C38', is_that_much_faster(faster, (less[4], less[32])),
                     'micro-batches, which cost nothing here.')
 
 # %% [markdown]
-# To be beaten by 90 %, GPipe has to be idle for nine tenths of the time: one micro-batch, on more devices than these.
-# The abstract of the paper claims less than the lecture: 50 to 100 % more throughput than DeepSpeed and GPipe
-# (version 7), which is 33 to 50 % less time. In our picture that is about eight micro-batches. No measurement of such
-# a size was made here: it would take GPUs, and large models.
+# To be beaten by 90 %, GPipe has to be idle for nine tenths of the time: with one micro-batch, and on more than eight
+# devices. The paper's abstract (in its version 7) claims less than the lecture: 50 to 100 % more throughput than
+# DeepSpeed and GPipe. That is 33 to 50 % less time, and in our picture about eight micro-batches. We made no
+# measurement of such a size here: it would take GPUs, and large models.
 #
 # So when do you spill?
 #
@@ -530,9 +552,9 @@ claims.test('C38', is_that_much_faster(faster, (less[4], less[32])),
 #
 # 1. Spilled, a model trains on a device that holds one shard at a time: 2 S - 1 loads a step, with recompute, and the
 #    same gradients.
-# 2. A second buffer hides the loads, if a forward takes as long as a load: that depends on the rows of a mini-batch,
-#    not on the size of the model.
-# 3. One spilled model keeps one device busy; several devices need at least as many models, the longest first.
+# 2. A second buffer hides the loads, if a forward takes at least as long as a load: that depends on the rows of a
+#    mini-batch, not on the size of the model.
+# 3. One spilled model keeps one device busy. Several devices need at least as many models; begin with the longest.
 #
 # Next: [lesson 12](12_zero.ipynb), many devices, and each has a part of one model's states.
 #
