@@ -173,14 +173,13 @@ claims.test('C24', errors['stashing'] < 1e-6 < errors['no stashing']
 #
 # *Vertical sync* wants one age for all: a mini-batch takes on every stage the version that stage 0 took for it. Then
 # the gradient belongs to the whole model after some number of updates. The price: every stage keeps four versions,
-# and all gradients are three updates late. (The last four numbers of a line are for stages 0, 1, 2, 3.)
+# and all gradients are three updates late.
 
 # %%
 for name, rule in {'stashing': pipedream, 'vertical sync': partial(pipedream, vertical_sync=True)}.items():
     plan = rule(4, 12)
-    ages = [[i - plan.version(s, i) for i in range(4, 8)] for s in range(4)]
-    print(f'{name:14} keeps {versions_alive(plan)}; mini-batches 4 to 7 are late by',
-          *(age[0] for age in ages))
+    print(f'{name:14} keeps {versions_alive(plan)} versions; stages 0 to 3 are late by',
+          *(4 - plan.version(stage, 4) for stage in range(4)))      # for mini-batch 4
 
 # %% [markdown]
 # [exercises/11_weight_versions.py](../exercises/11_weight_versions.py) asks you for the version that each rule takes,
@@ -245,7 +244,7 @@ plot.lines({name: ([*range(0, 240, 5)], smooth(found)[::5]) for name, found in c
 late = {name: fmean(found[-60:]) for name, found in curves.items()}
 claims.test('C29', abs(late['2BW'] / late['1F1B, a flush'] - 1) < 0.1,
             f'mean loss of the last quarter: 2BW {late["2BW"]:.2f}, with a flush {late["1F1B, a flush"]:.2f}',
-            because='A small network, one seed, and a learning rate that suits all three.')
+            because='A small network, one seed, and a learning rate that suits 2BW and the flush.')
 
 # %% [markdown]
 # (The claim counts as confirmed if the two means differ by less than 10 %. With a flush the result is that of training

@@ -251,7 +251,7 @@ for name, row in found.items():
 # in virtual time where a stage takes 1 unit forward and 2 backward:
 
 # %%
-shown = {f'{m} in a step': simulate(v_shape(6, m), Costs(F=1, B=2)) for m in (1, 6)}
+shown = {f'{m} image{"s" * (m > 1)} in a step': simulate(v_shape(6, m), Costs(F=1, B=2)) for m in (1, 6)}
 plot.timelines(shown, unit='units')
 
 # %% [markdown]

@@ -436,7 +436,7 @@ my_guess = None        # times
 even = simulate(one_f_one_b(4, 16), Costs(F=1, B=2))
 uneven = simulate(one_f_one_b(4, 16), Costs(F=[1, 1, 2, 1], B=[2, 2, 4, 2]))
 compare(my_guess, uneven.makespan / even.makespan, ' times')
-plot.timeline(uneven, title='Device 2 is twice as slow', unit='units')
+plot.timeline(uneven, title='Device 2, on node 2, is twice as slow', unit='units')
 
 # %% [markdown]
 # Nearly twice. All wait for the slowest, in a pipeline as in an all-reduce. (Only while the pipeline fills and empties,
