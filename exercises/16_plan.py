@@ -44,7 +44,7 @@ def memory(model: Model, plan: Plan, batch: int) -> float:
 
     - The weights and the state of the stage's blocks.
     - Activations, without recompute: those of all its blocks, for all samples of every micro-batch that is on its way
-      at a time. Under 1F1B that are as many micro-batches as there are stages, but of course no more than there are.
+      at a time. Under 1F1B those are as many micro-batches as there are stages, but of course no more than there are.
     - With recompute, instead: for every micro-batch that is on its way only what goes into the stage (its boundary),
       and the activations of all its blocks for one micro-batch, the one that is being computed again.
 

@@ -24,7 +24,7 @@ A record has (device d runs stage d; link k is between devices k and k + 1; all 
     record.memory[d]     bytes that there are for them
     record.error         '' if the step came to its end
     record.seconds       of the step
-    record.norms         of the first training steps: norms of the gradients; none if the step failed
+    record.norms         of the first training steps: norms of the gradients; empty if the step failed
     record.plain_norms   the same, of one device that has run the whole mini-batch with the same weights
 """
 
@@ -62,9 +62,9 @@ def diagnose(record: Record) -> tuple[str, int | None]:
     """The fault, and where it is: ('straggler', 2). There is one, or none.
 
     ('out of memory', d)   `error` contains 'out of memory': device d needs more than *it* has
-    ('deadlock', k)        the step stands still: devices k and k + 1 wait for each other, and all others for them. Of
-                           each device you know what comes next in its row. An F waits for the device before, a B for
-                           the device behind.
+    ('deadlock', k)        `error` is another one: the step stands still. Devices k and k + 1 wait for each other, and
+                           all others for them. Of each device you know what comes next in its row. An F waits for the
+                           device before, a B for the device behind.
     ('loss scale', None)   the norms of the gradients are not the plain ones, much too large or much too small: the
                            losses of the micro-batches are added up, say, and not averaged
     ('straggler', d)       device d is slow: at least 1.5 times the slowness of the fastest device
@@ -85,9 +85,10 @@ def mend(record: Record) -> Setting:
 
     - The step comes to its end, within the memory that there is, and the norms of the gradients are right: the mean
       loss of each micro-batch is multiplied by `loss_scale`, and all together have to give the mini-batch's mean.
-    - straggler, slow link, imbalance: the balance is the best one for these devices and links, up to 5 %.
-    - out of memory, deadlock: the step takes no longer than 'gpipe' or '1f1b' would with the same balance and chunks
-      and enough memory, up to 5 %.
+    - straggler, slow link, imbalance: the balance is the best one for these devices and links: with no other balance
+      would the step be shorter by more than 5 %, neither with your chunks and schedule nor with those of the record.
+    - out of memory, deadlock: the step takes no longer than the slower of 'gpipe' and '1f1b' would with the balance and
+      chunks of the record and enough memory, up to 5 %.
     - Otherwise the step takes no longer than it did, up to 5 %. What is healthy may stay as it is.
 
     You may change all of the setting: replace(record.setting, chunks=16) makes another one. Chunks can be 1 to 16.

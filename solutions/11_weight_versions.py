@@ -46,7 +46,7 @@ def version(rule: str, stages: int, stage: int, micro_batch: int, per_update: in
         version('vertical sync', 3, 2, 3)  ->  1
         version('2bw', 3, 0, 9, 4)         ->  1      micro-batch 9 is in the third group of four
     """
-    # STEP 1: count, for each rule, the updates that have been made by then (there are never less than none)
+    # STEP 1: count, for each rule, the updates that have been made by then (before the first, 0)
     if rule == '2bw':
         group = micro_batch // per_update
         return max(0, group - 1)
@@ -117,7 +117,7 @@ def train(weights: torch.Tensor, gradient: Callable[[torch.Tensor, int], torch.T
         group 0: W(1) = 8 - 0.5 * 8 = 4        at W(0)
         group 1: W(2) = 4 - 0.5 * 8 = 0        at W(0) again
         group 2: W(3) = 0 - 0.5 * 4 = -2       at W(1)
-        train(torch.tensor([8.0]), lambda w, i: w, 6, 2, 0.5)  ->  [-2.]
+        train(torch.tensor([8.0]), lambda w, i: w.clone(), 6, 2, 0.5)  ->  [-2.]
     """
     # STEP 6: two versions; one group after the other: sum up, divide, update
     previous = newest = weights
@@ -140,4 +140,4 @@ if __name__ == '__main__':
     stash.update(torch.tensor([1.0]))
     print('forward of 1 ', stash.forward(1))
     print('backward of 0', stash.backward(0))
-    print('trained      ', train(torch.tensor([8.0]), lambda w, i: w, 6, 2, 0.5))
+    print('trained      ', train(torch.tensor([8.0]), lambda w, i: w.clone(), 6, 2, 0.5))

@@ -12,9 +12,10 @@ Your functions run on all ranks at once. They get their `rank`, and N is how man
     rank.all_gather(piece)         the pieces of all ranks, in the order of the ranks, as one tensor
     rank.all_reduce(tensor)        the sum over all ranks, whole
 
-They take tensors of one dimension and return new ones. All ranks call the same ones in the same order. A
-reduce-scatter of S bytes sends (N - 1) / N S bytes from each rank, and so does an all-gather to S bytes. An
-all-reduce is one after the other, and sends twice as much.
+They take tensors of one dimension and return new ones; reduce_scatter and all_reduce cut theirs into N equal pieces,
+so its length has to divide by N. All ranks call the same ones in the same order. A reduce-scatter of S bytes sends
+(N - 1) / N S bytes from each rank, and so does an all-gather to S bytes. An all-reduce is one after the other, and
+sends twice as much.
 
     ./workshop.py check 13       # is it right?
     ./workshop.py run exercises/13_zero.py

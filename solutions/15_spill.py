@@ -53,8 +53,8 @@ def train_step(shards: list[nn.Module], x: torch.Tensor, target: torch.Tensor,
                loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], device: torch.device) -> float:
     """The gradients of one batch, with one shard at a time on the device. Returns the loss, a number.
 
-    The model is shards[0], then shards[1], and so on; there is at least one. All shards, x and target are in the
-    memory of the host. `shard.to(device)` brings the weights of a shard to the device (and gradients that it has
+    The model is shards[0], then shards[1], and so on; there is at least one. All shards, x (of floats) and target are
+    in the memory of the host. `shard.to(device)` brings the weights of a shard to the device (and gradients that it has
     already), `shard.to('cpu')` brings them back to the host; a tensor goes by `.to`, too, but returns a copy.
 
     Laws:

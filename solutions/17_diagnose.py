@@ -24,7 +24,7 @@ A record has (device d runs stage d; link k is between devices k and k + 1; all 
     record.memory[d]     bytes that there are for them
     record.error         '' if the step came to its end
     record.seconds       of the step
-    record.norms         of the first training steps: norms of the gradients; none if the step failed
+    record.norms         of the first training steps: norms of the gradients; empty if the step failed
     record.plain_norms   the same, of one device that has run the whole mini-batch with the same weights
 """
 
@@ -71,9 +71,9 @@ def diagnose(record: Record) -> tuple[str, int | None]:
     """The fault, and where it is: ('straggler', 2). There is one, or none.
 
     ('out of memory', d)   `error` contains 'out of memory': device d needs more than *it* has
-    ('deadlock', k)        the step stands still: devices k and k + 1 wait for each other, and all others for them. Of
-                           each device you know what comes next in its row. An F waits for the device before, a B for
-                           the device behind.
+    ('deadlock', k)        `error` is another one: the step stands still. Devices k and k + 1 wait for each other, and
+                           all others for them. Of each device you know what comes next in its row. An F waits for the
+                           device before, a B for the device behind.
     ('loss scale', None)   the norms of the gradients are not the plain ones, much too large or much too small: the
                            losses of the micro-batches are added up, say, and not averaged
     ('straggler', d)       device d is slow: at least 1.5 times the slowness of the fastest device
@@ -100,7 +100,7 @@ def diagnose(record: Record) -> tuple[str, int | None]:
     for fault, numbers, usual in (('straggler', slowness(record), min(slowness(record))),
                                   ('slow link', seconds_a_byte(record), min(seconds_a_byte(record))),
                                   ('imbalance', work, average)):
-        if max(numbers) > 1.4 * usual:
+        if max(numbers) > 1.4 * usual:   # between 1.3, where no fault is, and 1.5
             return fault, numbers.index(max(numbers))
     return 'healthy', None
     # END
@@ -111,9 +111,10 @@ def mend(record: Record) -> Setting:
 
     - The step comes to its end, within the memory that there is, and the norms of the gradients are right: the mean
       loss of each micro-batch is multiplied by `loss_scale`, and all together have to give the mini-batch's mean.
-    - straggler, slow link, imbalance: the balance is the best one for these devices and links, up to 5 %.
-    - out of memory, deadlock: the step takes no longer than 'gpipe' or '1f1b' would with the same balance and chunks
-      and enough memory, up to 5 %.
+    - straggler, slow link, imbalance: the balance is the best one for these devices and links: with no other balance
+      would the step be shorter by more than 5 %, neither with your chunks and schedule nor with those of the record.
+    - out of memory, deadlock: the step takes no longer than the slower of 'gpipe' and '1f1b' would with the balance and
+      chunks of the record and enough memory, up to 5 %.
     - Otherwise the step takes no longer than it did, up to 5 %. What is healthy may stay as it is.
 
     You may change all of the setting: replace(record.setting, chunks=16) makes another one. Chunks can be 1 to 16.
@@ -127,7 +128,7 @@ def mend(record: Record) -> Setting:
     # STEP 4: what does each fault ask for?
     fault, _ = diagnose(record)
     setting = record.setting
-    if fault in ('out of memory', 'deadlock'):
+    if fault in ('out of memory', 'deadlock'):   # it never stands still, and keeps no more micro-batches than stages
         return replace(setting, schedule='1f1b')
     if fault == 'loss scale':
         return replace(setting, loss_scale=1 / setting.chunks)
@@ -135,7 +136,12 @@ def mend(record: Record) -> Setting:
         return setting
     slow, paces = slowness(record), seconds_a_byte(record)
     settings = [replace(setting, balance=balance) for balance in balances(len(record.layers), len(slow))]
-    return min(settings, key=lambda other: predict(record, other, slow, paces).seconds)
+
+    def price(other: Setting) -> tuple[bool, float]:
+        predicted = predict(record, other, slow, paces)
+        return predicted.error != '', predicted.seconds   # a step that fails half-way is not a short one
+
+    return min(settings, key=price)
     # END
 
 

@@ -15,7 +15,7 @@ FORBIDDEN = ('fewgpu.schedule', 'fewgpu.simulate', 'fewgpu.weights', 'fewgpu.sta
              'fewgpu.stash', 'fewgpu.ahead')
 
 MISCONCEPTIONS = {
-    'negative': 'there are fewer than no updates at the start: until the first one, everybody has version 0',
+    'negative': 'that falls below 0 at the start: until the first update, everybody has version 0',
     'delay-reversed': 'the delay grows from stage to stage; it has to shrink: the first stage waits longest for a '
                       'gradient, and the last not at all',
     'delay-equal': 'all stages are equally far behind, but each takes its own newest weights here, and a later stage '
@@ -29,8 +29,8 @@ MISCONCEPTIONS = {
     'last-decides': 'the last stage sets the version, but the version is fixed when a micro-batch enters, at stage 0, '
                     'which does not have the newer one yet',
     'by-micro-batch': 'it counts micro-batches, but there is one update for a whole group of them',
-    'no-buffer': 'that is the newest version when the group before is all done, and for the first of the group it is '
-                 'not yet: one version older is there on all stages',
+    'no-buffer': 'that is the version that the group before makes; when this group begins it is not there yet on all '
+                 'stages, but the version before it is',
     'two-behind': 'that is one version too old: one group back is enough, as there are at least as many micro-batches '
                   'in a group as stages',
     'fraction': 'a version is a whole number: a group that has begun makes no update before it ends',
@@ -126,6 +126,10 @@ HINTS = {
                 'two names for two versions, and no container that holds older ones'),
 }
 
+METHODS = {   # of a Stash, where such a misconception is written down
+    'newest-in-backward': 'backward', 'wrong-order': 'backward', 'frees-early': 'backward', 'one-slot': 'forward',
+    **dict.fromkeys(('in-place', 'never-updated', 'change-for-weights', 'from-the-start', 'subtracts'), 'update')}
+
 
 @check('weight stashing: a forward meets the updates that its stage has made', points=1)
 def pipedream(work: Work, random: Random) -> None:
@@ -164,9 +168,14 @@ def double_buffered(work: Work, random: Random) -> None:
 def stashing(work: Work, random: Random) -> None:
     check_returns(work.Stash.forward, work.definition('Stash'))
     check_returns(work.Stash.backward, work.definition('Stash'))
-    judge(stashes.plays(random), lambda play: stashes.versions(work.Stash, play), lambda play: (play.truth(), False),
-          suspects=[Suspect(name, partial(stashes.versions, wrong)) for name, wrong in WRONG],
-          tell=stashes.told, lines=work.definition('Stash'))
+    try:
+        judge(stashes.plays(random), lambda play: stashes.versions(work.Stash, play),
+              lambda play: (play.truth(), False), tell=stashes.told, lines=work.definition('Stash'),
+              suspects=[Suspect(name, partial(stashes.versions, wrong)) for name, wrong in WRONG])
+    except Failure as failure:
+        if failure.misconception in METHODS:
+            failure.lines = work.definition(f'Stash.{METHODS[failure.misconception]}')
+        raise
 
 
 @check('of every version one copy, as long as it is of use', points=2, after=['stashing'])

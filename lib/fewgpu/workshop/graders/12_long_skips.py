@@ -33,6 +33,7 @@ MISCONCEPTIONS = {
                      'they are loaded',
     'turned-round': 'source and destination are the wrong way round: a skip goes from the layer that saves it to the '
                     'one that loads it',
+    'layers-for-gpus': 'the two ends of a skip are numbers of layers; a move goes from GPU to GPU: placement[layer]',
     'neighbour': 'a skip goes from the GPU of the layer that saves it, not of a neighbour, and to that of the layer '
                  'that loads it',
     'twice': 'a skip is copied twice: once is enough, when it is saved or when it is loaded',

@@ -135,10 +135,10 @@ def step(work: Work, random: Random) -> None:
     for method in ('__init__', 'step'):
         code = getattr(getattr(work.Sharded, method, None), '__code__', None)
         if code and not code.co_names:
-            raise Failure(f'(`{method}`.)', misconception='unsolved', lines=work.definition('Sharded'))
+            raise Failure(f'(`{method}`.)', misconception='unsolved', lines=work.definition(f'Sharded.{method}'))
     judge(zero_step.cases(random), lambda case: zero_step.run(work, case)[0].results, zero_step.plain, same=close,
           suspects=[Suspect(misconception, answer) for misconception, answer in STEPS],
-          lines=work.definition('Sharded'), tell=zero_step.tell)
+          lines=work.definition('Sharded.step'), tell=zero_step.tell)
 
 
 @check('the optimizer of a rank holds state for its own piece only', points=1, after=['step'])
@@ -149,7 +149,7 @@ def state(work: Work, random: Random) -> dict[str, str]:
         allowed = case.piece * (2 if case.optimizer == 'Adam' else 1)
         for rank, made in enumerate(zero_step.run(work, case)[1]):
             if made.state() > allowed:
-                raise Failure(misconception='whole-state', lines=work.definition('Sharded'),
+                raise Failure(misconception='whole-state', lines=work.definition('Sharded.__init__'),
                               case=f'{case}\nnumbers of state on rank {rank}\n'
                                    f'yours     {made.state()}\nexpected  {allowed}')
     return {'state': f'{allowed} numbers a rank; without ZeRO {case.numbers * 2}'}
@@ -164,7 +164,7 @@ def traffic(work: Work, random: Random) -> dict[str, str]:
         allowed, calls = 2 * (ranks - 1) * case.piece * NUMBER, all_steps.calls[0][-len(all_steps.calls[0]) // 3:]
         sent = max((after - before) // 2 for before, after in zip(first.bytes_sent, all_steps.bytes_sent))
         if sent > allowed:
-            raise Failure(misconception=_too_much(calls, case.piece * ranks), lines=work.definition('Sharded'),
+            raise Failure(misconception=_too_much(calls, case.piece * ranks), lines=work.definition('Sharded.step'),
                           case=f'{case}\nbytes that a rank sends in a step\nyours     {sent}\nexpected  {allowed}',
                           picture='\n'.join(map(str, calls)))
     return {f'sent by each of {ranks} ranks': f'{sent} bytes, for {case.piece * ranks * NUMBER} bytes of weights'}

@@ -50,6 +50,7 @@ MISCONCEPTIONS = {
     'serial': 'one stage works at a time, as without a pipeline: micro-batches follow each other after one t',
     'no-start': 'the time to start is forgotten: that is what makes small micro-batches slow',
     'start-once': 'a stage starts only once; every block does, in each pass',
+    'start-of-forwards': 'only the forward has a start; the backward of a block starts, too',
     'start-times-samples': 'the start is counted for every sample; it is once for a whole micro-batch',
     'recompute-free': 'recompute costs nothing: it is one more forward of every micro-batch',
     'backward-again': 'recompute runs the forward again, and not the backward',
@@ -188,8 +189,8 @@ def recompute(work: Work, random: Random) -> None:
 def pipeline(work: Work, random: Random) -> None:
     judge_seconds(work, random, silent=True, mistakes=[
         'rounded-down', 'part-of-a-block', 'not-cut', 'one-more', 'no-bubble', 'bubble-of-depth', 'bubble-twice',
-        'serial', 'bubble-share', 'no-start', 'start-once', 'start-times-samples', 'one-sample', 'batch-of-all',
-        'recompute-free', 'backward-again', 'no-start-again', 'width-again', 'recompute-doubles'])
+        'serial', 'bubble-share', 'no-start', 'start-once', 'start-of-forwards', 'start-times-samples', 'one-sample',
+        'batch-of-all', 'recompute-free', 'backward-again', 'no-start-again', 'width-again', 'recompute-doubles'])
 
 
 @check('seconds: two messages for a micro-batch, and one all-reduce', points=2, after=['pipeline'])

@@ -10,8 +10,8 @@ from fewgpu.workshop.graders.mended import allowed, mend_guesses, read, wrong
 from fewgpu.workshop.grading.grader import Hints, check
 from fewgpu.workshop.grading.law import Law, close, judge, shown
 from fewgpu.workshop.grading.work import Work
-from fewgpu.workshop.practice.fault_cases import CUTS, FAULTS, Case, cases
-from fewgpu.workshop.practice.faults import picture, run
+from fewgpu.workshop.practice.fault_cases import CUTS, FAULTS, Case, case_of, cases
+from fewgpu.workshop.practice.faults import Setting, picture, run
 from fewgpu.workshop.practice.plain import listed
 
 FORBIDDEN = 'fewgpu.simulate', 'fewgpu.schedule', 'fewgpu.planner'
@@ -122,9 +122,8 @@ def short(numbers: Any, most: int = 58) -> str:
 
 def described(case: Case) -> list[str]:
     """A record, in a few lines."""
-    setting, record = case.setting, case.record
-    schedule = setting.schedule if isinstance(setting.schedule, str) else 'rows written by hand'
-    lines = [f'balance   {setting.balance}, chunks {setting.chunks}, {schedule}, loss_scale {setting.loss_scale:.4g}',
+    record = case.record
+    lines = [f'balance   {in_a_line(case.setting)}',
              f'profile   {shown([layer.seconds for layer in record.layers], 64)}']
     if record.error:
         lines += [shown(record.error, 74)]
@@ -136,6 +135,11 @@ def described(case: Case) -> list[str]:
     if record.norms:
         lines += [f'norms     {short(record.norms)}', f'plain     {short(record.plain_norms)}']
     return lines
+
+
+def in_a_line(setting: Setting) -> str:
+    schedule = setting.schedule if isinstance(setting.schedule, str) else 'rows written by hand'
+    return f'{setting.balance}, chunks {setting.chunks}, {schedule}, loss_scale {setting.loss_scale:.4g}'
 
 
 def measured(case: Case) -> list[str]:
@@ -154,7 +158,7 @@ def paces_of(case: Case) -> list[float]:
 
 def told(name: str, case: Case, got: Any, wanted: str) -> str:
     return '\n'.join([f'{name}(record) of', *described(case), *(measured(case) if name in ('diagnose', 'mend') else []),
-                      f'yours     {short(got) if is_numbers(got) else shown(got)}', f'expected  {wanted}'])
+                      f'yours     {short(got) if is_numbers(got) else shown(got, 80)}', f'expected  {wanted}'])
 
 
 def is_numbers(got: Any) -> bool:
@@ -188,7 +192,7 @@ def slow_links(work: Work, random: Random) -> None:
 
 @check('the fault is found, and where it is', points=4, seconds=30.0)
 def the_fault(work: Work, random: Random) -> dict[str, str]:
-    tried = few(random, 4)
+    tried = [*few(random, 4), case_of('deadlock', random, 3, 4)]
     judge(tried, lambda case: listed(work.diagnose(case.record)), lambda case: [case.fault, case.where],
           suspects=fault_guesses(), picture=drawn, lines=work.definition('diagnose'),
           tell=lambda case, got, wanted: told('diagnose', case, got, str(tuple(wanted))))
@@ -197,10 +201,12 @@ def the_fault(work: Work, random: Random) -> dict[str, str]:
 
 @check('another setting mends it', points=3, seconds=30.0)
 def mended(work: Work, random: Random) -> dict[str, str]:
-    def expected(case: Case) -> str:
-        setting = read(case, case.setting)
-        best = f'at most {allowed(case, setting):.2f} s, without an error'
-        return best if case.fault not in CUTS else f'{best}, as the best balance has it'
+    def tell(case: Case, got: Any, law: Law) -> str:
+        setting = read(case, got)
+        best = f'at most {allowed(case, setting or case.setting):.2f} s, without an error'
+        best += ', as the best balance has it' * (case.fault in CUTS)
+        return told('mend', case, got if setting is None else f'balance {in_a_line(setting)}',
+                    f'{case.fault}: {best}')
 
     tried = few(random, 3)
     gained = []
@@ -213,5 +219,5 @@ def mended(work: Work, random: Random) -> dict[str, str]:
 
     judge(tried, answer, lambda case: Law(partial(wrong, case)), suspects=mend_guesses(), picture=drawn,
           lines=work.definition('mend'), why=lambda case, got, law: law.broken(got),
-          tell=lambda case, got, law: told('mend', case, got, f'{case.fault}: {expected(case)}'))
+          tell=tell)
     return {'faster': f'slow runs by a factor of {sum(gained) / len(gained):.1f} on average'}

@@ -52,6 +52,11 @@ class Training:
         return self.curvature[i] * (w - self.goal[i])
 
     @property
+    def is_plain(self) -> bool:
+        """Is the gradient of every micro-batch at w just w?"""
+        return bool((self.curvature == 1).all() and (self.goal == 0).all())
+
+    @property
     def micro_batches(self) -> int:
         return len(self.goal)
 
@@ -159,7 +164,7 @@ def picture(case: Training) -> str:
 
 def told(case: Training, got: Any, wanted: torch.Tensor) -> str:
     first = (f'W(0) = {shown(case.start)}, {case.micro_batches} micro-batches, per_update = {case.per_update}, '
-             f'lr = {case.lr}')
+             f'lr = {case.lr}{", the gradient at w is w" * case.is_plain}')
     history = [f'W({t}) = {shown(w)}' for t, w in enumerate(case.history()[1:], 1)]
     return '\n'.join([first, f'yours     {shown(got)}', f'expected  {shown(wanted)}', *history[:4]])
 

@@ -105,6 +105,9 @@ def fault_guesses() -> list[Suspect]:
         return Suspect(name, lambda case: Like(lambda got: isinstance(got, list) and len(got) == 2
                                                and bool(fits(case, *got))))
 
+    def least_done(spans: Any) -> int:
+        return min(range(len(spans)), key=lambda device: len(spans[device]))
+
     def raises(case: Case) -> Any:
         if case.record.error:
             raise IndexError
@@ -134,6 +137,8 @@ def fault_guesses() -> list[Suspect]:
         Suspect('norms-of-a-failure', raises),
         instead('largest-peak', 'out of memory', lambda case: [case.fault, most(case.record.peak)]),
         fits('largest-peak', lambda case, fault, where: fault == 'out of memory' != case.fault),
+        instead('who-waits', 'deadlock', lambda case: [case.fault, least_done(case.record.spans)]),
+        instead('who-waits', 'deadlock', lambda case: [case.fault, least_done(case.record.spans[:-1])]),
         fits('who-waits', lambda case, fault, where: fault == case.fault == 'deadlock'),
         fits('only-large', lambda case, fault, where: case.fault == 'loss scale' != fault
              and case.record.norms[0] < case.record.plain_norms[0]),

@@ -92,6 +92,8 @@ def seconds(case: Case, mistake: str = '') -> float:
     forward, backward = n * (start + b * model.forward), n * (start + b * model.backward)
     if mistake == 'start-once':
         forward, backward = start + n * b * model.forward, start + n * b * model.backward
+    if mistake == 'start-of-forwards':
+        backward = n * b * model.backward
     t = forward + backward
     if plan.recompute:
         t += {'recompute-free': 0.0, 'backward-again': backward, 'recompute-doubles': forward + backward,

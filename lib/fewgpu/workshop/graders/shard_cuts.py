@@ -77,7 +77,7 @@ def not_fewest(chain: Chain, got: Any) -> str:
     if wrong := unfit(chain, got):
         return wrong
     fewest = len(next(fitting(chain)))
-    return '' if len(got) == fewest else f'It has {len(got)} shards; {fewest} are enough.'
+    return '' if len(got) == fewest else f'It has {len(got)} shards; {fewest} {"is" if fewest == 1 else "are"} enough.'
 
 
 def fitting(chain: Chain) -> Iterator[list[int]]:

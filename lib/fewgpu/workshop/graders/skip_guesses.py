@@ -56,6 +56,11 @@ def everywhere_x(case: Case) -> list[Move]:
     return [('x', here, there) for here, there in pairwise(case.placement)]
 
 
+def of_layers(case: Case) -> list[Move]:
+    """As `straight`, with the numbers of layers in place of those of their GPUs."""
+    return [move for move in straight(case) if move[0] == 'x'] + list(case.skips)
+
+
 def twice(case: Case) -> list[Move]:
     return straight(case) + [move for move in straight(case) if move[0] != 'x']
 
@@ -80,6 +85,7 @@ STRAIGHT: list[tuple[str, Callable[[Case], list[Move]]]] = [
     ('same-gpu', ends(same=True)),
     ('same-gpu', lambda case: only(True, straight)(case) + only(False, ends(same=True))(case)),
     ('turned-round', ends(turned=True)),
+    ('layers-for-gpus', of_layers),
     ('neighbour', ends(saver_plus=1)),
     ('neighbour', ends(loader_plus=-1)),
     ('neighbour', ends(saver_plus=1, loader_plus=-1)),

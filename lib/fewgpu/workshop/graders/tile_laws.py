@@ -31,7 +31,7 @@ def _failure(work: Work, name: str, layer: Layer, misconception: str, message: s
              wanted: Any = None, error: Exception | None = None) -> Failure:
     lines = work.lines(error.__traceback__) if error is not None else work.definition(name)
     told = '' if wanted is None else f'\nyours     {shown(got)}\nexpected  {shown(wanted)}'
-    return Failure(message, misconception=misconception, case=f'{layer}, {layer.count} rows of x{told}', lines=lines)
+    return Failure(message, misconception=misconception, case=f'{layer}; rows of x: {layer.count}{told}', lines=lines)
 
 
 def _memory(work: Work, name: str, layer: Layer, error: Misused) -> Failure:
@@ -60,7 +60,7 @@ def check_forward(work: Work, cases: list[Layer]) -> None:
 
 def _raise(work: Work, name: str, layer: Layer, got: Any, wanted: Any, error: Exception | None, named: str) -> None:
     if error is not None:
-        raise InCase(error, f'{layer}, {layer.count} rows of x', named)
+        raise InCase(error, f'{layer}; rows of x: {layer.count}', named)
     if got is None:
         raise _failure(work, name, layer, 'returns-nothing', '')
     if not isinstance(got, Tensor):

@@ -32,7 +32,7 @@ class Layer:
         return Disk([*zip(w.split(list(self.rows)), b.split(list(self.rows)))], room=room)
 
     def __str__(self) -> str:
-        return f'W of {sum(self.rows)} x {self.inputs} in tiles of {", ".join(map(str, self.rows))} rows'
+        return f'W of {sum(self.rows)} x {self.inputs}, rows of its tiles: {", ".join(map(str, self.rows))}'
 
 
 def layers(random: Random) -> list[Layer]:

@@ -96,7 +96,8 @@ class _Child:
 
     def _waits_for(self, check: Check, passed: set[str]) -> str:
         numbers = [str(number) for number, each in enumerate(self._checks, 1) if each.id in set(check.after) - passed]
-        return f'It builds upon check{"s" * (len(numbers) > 1)} {" and ".join(numbers)}.'
+        listed = ' and '.join(filter(None, [', '.join(numbers[:-1]), numbers[-1]]))
+        return f'It builds upon check{"s" * (len(numbers) > 1)} {listed}.'
 
     def _failed(self, outcome: Outcome, failure: Failure) -> Outcome:
         outcome.status, outcome.misconception = FAILED, failure.misconception

@@ -7,6 +7,7 @@ import linecache
 import re
 import sys
 import traceback
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -74,8 +75,14 @@ class Work:
         return self._module
 
     def definition(self, name: str) -> list[Line]:
-        """The line that begins a function or class: where to look when its result is wrong."""
-        return [self._line(node.lineno) for node in _definitions(self._tree) if node.name == name][-1:]
+        """The line that begins a function, class or method ('Stash.update'): where to look when its result is wrong."""
+        found, inside = [], self._tree
+        for part in name.split('.'):
+            nodes = [node for node in _definitions(inside) if node.name == part]
+            if not nodes:
+                break   # a method that is inherited, or made elsewhere: its class has to do
+            found, inside = [self._line(nodes[-1].lineno)], nodes[-1]
+        return found
 
     def is_learners(self, file: str) -> bool:
         """Is that file the learner's, or one beside it?"""
@@ -88,8 +95,10 @@ class Work:
 
     def lines(self, trace: TracebackType | None) -> list[Line]:
         """The learner's own lines in a traceback, the innermost last; the kit's and torch's are left out."""
-        frames = [frame for frame in traceback.extract_tb(trace) if self.is_learners(frame.filename)]
-        return [self._line(frame.lineno, frame.filename) for frame in frames[-MOST_LINES:]]
+        places = [(frame.lineno, frame.filename) for frame in traceback.extract_tb(trace)
+                  if self.is_learners(frame.filename)]
+        places = [place for place, _ in groupby(places)]   # a comprehension has a frame of its own in the same line
+        return [self._line(*place) for place in places[-MOST_LINES:]]
 
     def explain(self, error: BaseException) -> Failure:
         """What an exception that came out of the learner's code, or of a check that used its results, means."""

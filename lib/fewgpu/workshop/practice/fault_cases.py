@@ -62,7 +62,9 @@ def _is_variant(case: Case, variant: int) -> bool:
     if variant == 1 and case.fault == 'healthy':   # layers differ
         return max(case.setting.balance) * len(case.setting.balance) > 1.4 * len(case.machine.layers)
     if case.fault == 'deadlock':   # one that is not the first device's, and one that is not the last one's
-        return {1: case.where == 1, 2: case.where == 0 and len(case.record.rows) > 2}.get(variant, True)
+        done = [len(spans) for spans in case.record.spans]   # 4: nor is it where least has been done
+        return {1: case.where == 1, 2: case.where == 0 and len(done) > 2,
+                4: case.where == 0 and done[1] < done[0]}.get(variant, True)
     return True
 
 
