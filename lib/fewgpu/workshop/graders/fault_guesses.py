@@ -120,6 +120,10 @@ def fault_guesses() -> list[Suspect]:
     def most(numbers: Any) -> int:
         return max(range(len(numbers)), key=list(numbers).__getitem__)
 
+    def unseen(case: Case, said: str, fault: str, numbers: Any) -> bool:
+        """Is the fault called healthy, and do these numbers, which stand for the right ones, not show it?"""
+        return case.fault == fault and said == 'healthy' and max(numbers) < 1.5 * sum(numbers) / len(numbers)
+
     def message_seconds(case: Case) -> list[float]:
         return [sum(each.end - each.start for each in link) for link in case.record.messages]
 
@@ -153,10 +157,11 @@ def fault_guesses() -> list[Suspect]:
         fits('busy-is-slow', lambda case, fault, where: fault == 'straggler' != case.fault
              and where == most(busy(case.record))),
         fits('slow-is-work', lambda case, fault, where: fault == 'imbalance' != case.fault
-             and where == most(busy(case.record))),
+             and where == most(busy(case.record)) or unseen(case, fault, 'straggler', busy(case.record))),
         fits('long-messages', lambda case, fault, where: fault == 'slow link' and where == most(message_seconds(case))),
         fits('more-layers', lambda case, fault, where: fault == 'imbalance'
-             and where == most(case.setting.balance) and [fault, where] != [case.fault, case.where]),
+             and where == most(case.setting.balance) and [fault, where] != [case.fault, case.where]
+             or unseen(case, fault, 'imbalance', case.setting.balance)),
         fits('small-differences', lambda case, fault, where: fault != case.fault and (
             fault == 'straggler' and where == most(case.machine.slowness)
             or fault == 'slow link' and where == most(case.machine.seconds_a_byte))),
