@@ -25,16 +25,6 @@ def test_there_are_blocks_of_python_and_they_parse() -> None:
         ast.parse(block)
 
 
-def test_the_reading_order_names_every_module_of_the_library_and_no_other() -> None:
-    text = (ROOT / 'README.md').read_text(encoding='utf-8')
-    order = text[text.index('### In which order to read'):text.index('| where | what |')]
-    named = [name.rpartition('/')[2] for name in re.findall(r'`([\w/]+)\.py`', order)]
-    lib = ROOT / 'lib/fewgpu'
-    there = [path.stem for path in lib.rglob('*.py')
-             if not path.stem.startswith('__') and path.relative_to(lib).parts[0] != 'workshop']
-    assert sorted(named) == sorted(there)
-
-
 @pytest.mark.slow
 def test_they_run_one_after_the_other_and_the_ranks_find_what_the_threads_found(tmp_path: Path) -> None:
     script = tmp_path / 'readme.py'

@@ -37,11 +37,11 @@ _made: Counter[tuple[int, ...]] = Counter()
 class Ranks:
     """Processes of torch.distributed that run the rows of schedules together, step by step.
 
-    `members` are global ranks, in the order of the rows; all, if it is None. Every member makes its
-    Ranks, at the same point of its program, with the same arguments, and takes the same steps.
-    `time_limit` (seconds) bounds every wait for another rank. Messages travel in a process group of
-    their own (gloo; what lives on a GPU goes by way of the host's memory: NCCL would make a receive
-    that is posted early hold up the GPU's computation. This way has not been tested on GPUs).
+    `members` are global ranks, in the order of the rows; all, if it is None. Every member makes its Ranks, at the same
+    point of its program, with the same arguments, and takes the same steps. `time_limit` (seconds) bounds every wait
+    for another rank. Messages travel in a process group of their own (gloo; what lives on a GPU goes by way of the
+    host's memory: NCCL would make a receive that is posted early hold up the GPU's computation. This way has not been
+    tested on GPUs).
 
     After an error all members' Ranks are of no more use: each further step raises RankFailed.
 
