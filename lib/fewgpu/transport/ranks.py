@@ -40,8 +40,7 @@ class Ranks:
     `members` are global ranks, in the order of the rows; all, if it is None. Every member makes its Ranks, at the same
     point of its program, with the same arguments, and takes the same steps. `time_limit` (seconds) bounds every wait
     for another rank. Messages travel in a process group of their own (gloo; what lives on a GPU goes by way of the
-    host's memory: NCCL would make a receive that is posted early hold up the GPU's computation. This way has not been
-    tested on GPUs).
+    host's memory: NCCL would make a receive that is posted early hold up the GPU's computation. Not tested on GPUs).
 
     After an error all members' Ranks are of no more use: each further step raises RankFailed.
 
