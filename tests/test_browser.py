@@ -16,6 +16,7 @@ from selenium.webdriver.common.keys import Keys
 
 from fewgpu import schedule
 from fewgpu.simulate import Costs, simulate
+from fewgpu.workshop.exercise import all_exercises
 from tests.browser import CHROMIUM, DRIVER, ROOT, Lab, Page, until
 
 LESSON = '00_welcome.ipynb'
@@ -179,7 +180,7 @@ def test_a_check_says_in_the_lesson_what_is_missing_and_that_a_solution_is_right
     assert (lab.clone / 'exercises/progress.json').is_file()   # of the copy, not of the clone that is tested
 
     ran.run(results)
-    until(lambda: '\n1 of 10 done' in ran.output(results), 'the results')
+    until(lambda: f'\n1 of {len(all_exercises())} done' in ran.output(results), 'the results')
 
 
 def test_a_command_in_a_cell_prints_its_result_and_no_animation(ran):

@@ -56,7 +56,7 @@ def write_manifest(folder: Path, step: int, digests: Sequence[str]) -> None:
     """Say what the files of all ranks are: `digests`, in their order."""
     files = {part_of(rank): digest for rank, digest in enumerate(digests)}
     with open(folder / _MANIFEST, 'w', encoding='utf-8') as out:
-        json.dump({'step': step, 'files': files, 'digest': _of_manifest(step, files)}, out)
+        json.dump(_manifest(step, files), out)
         out.flush()
         os.fsync(out.fileno())
     sync(folder)
@@ -66,7 +66,7 @@ def read_parts(folder: Path, step: int) -> list[dict[str, Any]]:
     """What each rank saved. Raises ValueError, or what Python raises, if a file is not as it was written."""
     manifest = json.loads((folder / _MANIFEST).read_text(encoding='utf-8'))
     files = manifest['files']
-    if manifest['digest'] != _of_manifest(step, files):
+    if manifest != _manifest(step, files):
         raise ValueError(f'{_MANIFEST} is not as it was written (cut short, or altered)')
     parts = []
     for name, digest in files.items():
@@ -79,8 +79,9 @@ def read_parts(folder: Path, step: int) -> list[dict[str, Any]]:
     return parts
 
 
-def _of_manifest(step: int, files: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps([step, files]).encode()).hexdigest()
+def _manifest(step: int, files: Mapping[str, str]) -> dict[str, Any]:
+    """Of files with their digests; a digest of itself comes last."""
+    return {'step': step, 'files': files, 'digest': hashlib.sha256(json.dumps([step, files]).encode()).hexdigest()}
 
 
 def _digest(file: Path) -> bytes:
