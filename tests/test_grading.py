@@ -90,9 +90,11 @@ def graded(text: str, folder: Path, seed: int | None = None, popen: type = subpr
 
 def children() -> list[str]:
     """Processes of a session that one of ours has begun: those that grade, and whatever a graded file has started."""
-    listed = subprocess.run(['ps', '-eo', 'sid,ppid,args'], capture_output=True, text=True).stdout.splitlines()
-    return [line for line in listed if 'grading.child' in line and 'defunct' not in line
-            and (line.split()[1] == str(os.getpid()) or line.split()[1] == '1')]
+    listed = subprocess.run(['ps', '-eo', 'pid,ppid,args'], capture_output=True, text=True).stdout.splitlines()
+    running = [line.split(maxsplit=2) for line in listed if 'grading.child' in line and 'defunct' not in line]
+    copied = {pid for pid, parent, command in running if 'forkserver' in command and parent in (str(os.getpid()), '1')}
+    parents = {str(os.getpid()), '1', *copied}   # of tests/forked.py
+    return [command for pid, parent, command in running if parent in parents and pid not in copied]
 
 
 @pytest.mark.slow
