@@ -70,7 +70,8 @@ def backend_of(place: int, places: int) -> tuple[str, torch.device | None]:
 
 
 def verify_met(time_limit: float = 60.0) -> None:
-    """Raises RuntimeError if there are no ranks, PeerError if one of torchrun is late."""
+    """Raises RuntimeError without ranks, PeerError if one of torchrun is late; and as `verify_time_limit`."""
+    verify_time_limit(time_limit)
     if not meet(time_limit):
         raise RuntimeError('torch.distributed is not initialised: start the ranks with fewgpu.launch or torchrun, '
                            'or call init_process_group')

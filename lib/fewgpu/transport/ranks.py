@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from fewgpu.group import come_to_make, verify_met
-from fewgpu.limit import verify_time_limit
 from fewgpu.meeting import PeerError
 from fewgpu.schedule import Message, Schedule
 from fewgpu.transport.copies import Parcel
@@ -49,7 +48,6 @@ class Ranks:
     """
 
     def __init__(self, members: Sequence[int] | None = None, *, time_limit: float = 60.0) -> None:
-        verify_time_limit(time_limit)
         verify_met(time_limit)
         world = range(dist.get_world_size())
         self.members = list(world if members is None else members)
