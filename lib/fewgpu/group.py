@@ -98,7 +98,6 @@ class Group:
 
     def __init__(self, process_group: 'dist.ProcessGroup | None' = None,
                  time_limit: float = 60.0) -> None:
-        verify_time_limit(time_limit)
         verify_met(time_limit)
         self.process_group = process_group or dist.group.WORLD
         self.rank = dist.get_rank(self.process_group)

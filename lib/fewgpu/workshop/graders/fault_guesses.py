@@ -97,73 +97,101 @@ def link_guesses() -> list[Suspect]:
 
 def fault_guesses() -> list[Suspect]:
     """For `diagnose`, whose answers are lists [fault, where]."""
-    def instead(name: str, fault: str, guess: Callable[[Case], Any]) -> Suspect:
-        """The truth, but another answer where there is that fault."""
-        return Suspect(name, lambda case: guess(case) if case.fault == fault else [case.fault, case.where])
+    return [*_pair_guesses(), *_certain_guesses(), *_time_guesses()]
 
-    def fits(name: str, fits: Callable[[Case, str, Any], bool]) -> Suspect:
-        return Suspect(name, lambda case: Like(lambda got: isinstance(got, list) and len(got) == 2
-                                               and bool(fits(case, *got))))
 
-    def least_done(spans: Any) -> int:
-        return min(range(len(spans)), key=lambda device: len(spans[device]))
-
-    def raises(case: Case) -> Any:
-        if case.record.error:
-            raise IndexError
-        return [case.fault, case.where]
-
-    def mean_hides(case: Case) -> Any:
-        slow = case.machine.slowness
-        return ['healthy', None] if max(slow) < 1.5 * sum(slow) / len(slow) else [case.fault, case.where]
-
-    def most(numbers: Any) -> int:
-        return max(range(len(numbers)), key=list(numbers).__getitem__)
-
-    def unseen(case: Case, said: str, fault: str, numbers: Any) -> bool:
-        """Is the fault called healthy, and do these numbers, which stand for the right ones, not show it?"""
-        return case.fault == fault and said == 'healthy' and max(numbers) < 1.5 * sum(numbers) / len(numbers)
-
-    def message_seconds(case: Case) -> list[float]:
-        return [sum(each.end - each.start for each in link) for link in case.record.messages]
-
-    def later(case: Case, where: int) -> Any:
-        return [case.fault, where if case.where is None else where + case.where]
-
+def _pair_guesses() -> list[Suspect]:
+    """The fault is found, and told in another way."""
     return [
         Suspect('fault-only', lambda case: case.fault),
         Suspect('swapped', lambda case: [case.where, case.fault]),
         Suspect('from-one', lambda case: [case.fault, None if case.where is None else case.where + 1]),
-        Suspect('later-end', lambda case: later(case, 1) if case.fault in ('slow link', 'deadlock')
+        Suspect('later-end', lambda case: _later(case, 1) if case.fault in ('slow link', 'deadlock')
                 else [case.fault, case.where]),
-        instead('later-end', 'slow link', lambda case: later(case, 1)),
-        instead('later-end', 'deadlock', lambda case: later(case, 1)),
-        Suspect('norms-of-a-failure', raises),
-        instead('largest-peak', 'out of memory', lambda case: [case.fault, most(case.record.peak)]),
-        fits('largest-peak', lambda case, fault, where: fault == 'out of memory' != case.fault),
-        instead('who-waits', 'deadlock', lambda case: [case.fault, least_done(case.record.spans)]),
-        instead('who-waits', 'deadlock', lambda case: [case.fault, least_done(case.record.spans[:-1])]),
-        fits('who-waits', lambda case, fault, where: fault == case.fault == 'deadlock'),
-        fits('only-large', lambda case, fault, where: case.fault == 'loss scale' != fault
-             and case.record.norms[0] < case.record.plain_norms[0]),
-        fits('losses-fall', lambda case, fault, where: case.fault == 'loss scale' != fault),
-        instead('average-hides', 'straggler', mean_hides),
-        fits('all-slower', lambda case, fault, where: fault == 'straggler' != case.fault
-             and min(case.machine.slowness) > 1.3 or fault != 'straggler' == case.fault
-             and max(case.machine.slowness) < 1.6 or fault == 'straggler' == case.fault
-             and min(case.machine.slowness) > 1.3 and where == 0 != case.where),
-        fits('idle-blamed', lambda case, fault, where: case.fault in ('straggler', 'imbalance')
-             and fault in ('straggler', 'imbalance') and where == busy(case.record).index(min(busy(case.record)))),
-        fits('busy-is-slow', lambda case, fault, where: fault == 'straggler' != case.fault
-             and where == most(busy(case.record))),
-        fits('slow-is-work', lambda case, fault, where: fault == 'imbalance' != case.fault
-             and where == most(busy(case.record)) or unseen(case, fault, 'straggler', busy(case.record))),
-        fits('long-messages', lambda case, fault, where: fault == 'slow link' and where == most(message_seconds(case))),
-        fits('more-layers', lambda case, fault, where: fault == 'imbalance'
-             and where == most(case.setting.balance) and [fault, where] != [case.fault, case.where]
-             or unseen(case, fault, 'imbalance', case.setting.balance)),
-        fits('small-differences', lambda case, fault, where: fault != case.fault and (
-            fault == 'straggler' and where == most(case.machine.slowness)
-            or fault == 'slow link' and where == most(case.machine.seconds_a_byte))),
-        fits('bubble', lambda case, fault, where: case.fault == 'healthy' != fault),
+        _instead('later-end', 'slow link', lambda case: _later(case, 1)),
+        _instead('later-end', 'deadlock', lambda case: _later(case, 1)),
     ]
+
+
+def _certain_guesses() -> list[Suspect]:
+    """Of what `error` and the norms tell, whatever else there is."""
+    return [
+        Suspect('norms-of-a-failure', _raises),
+        _instead('largest-peak', 'out of memory', lambda case: [case.fault, _most(case.record.peak)]),
+        _fits('largest-peak', lambda case, fault, where: fault == 'out of memory' != case.fault),
+        _instead('who-waits', 'deadlock', lambda case: [case.fault, _least_done(case.record.spans)]),
+        _instead('who-waits', 'deadlock', lambda case: [case.fault, _least_done(case.record.spans[:-1])]),
+        _fits('who-waits', lambda case, fault, where: fault == case.fault == 'deadlock'),
+        _fits('only-large', lambda case, fault, where: case.fault == 'loss scale' != fault
+              and case.record.norms[0] < case.record.plain_norms[0]),
+        _fits('losses-fall', lambda case, fault, where: case.fault == 'loss scale' != fault),
+    ]
+
+
+def _time_guesses() -> list[Suspect]:
+    """Of devices, links and stages, by their seconds."""
+    return [
+        _instead('average-hides', 'straggler', _mean_hides),
+        _fits('all-slower', lambda case, fault, where: fault == 'straggler' != case.fault
+              and min(case.machine.slowness) > 1.3 or fault != 'straggler' == case.fault
+              and max(case.machine.slowness) < 1.6 or fault == 'straggler' == case.fault
+              and min(case.machine.slowness) > 1.3 and where == 0 != case.where),
+        _fits('idle-blamed', lambda case, fault, where: case.fault in ('straggler', 'imbalance')
+              and fault in ('straggler', 'imbalance') and where == busy(case.record).index(min(busy(case.record)))),
+        _fits('busy-is-slow', lambda case, fault, where: fault == 'straggler' != case.fault
+              and where == _most(busy(case.record))),
+        _fits('slow-is-work', lambda case, fault, where: fault == 'imbalance' != case.fault
+              and where == _most(busy(case.record)) or _unseen(case, fault, 'straggler', busy(case.record))),
+        _fits('long-messages', lambda case, fault, where: fault == 'slow link'
+              and where == _most(_message_seconds(case))),
+        _fits('more-layers', lambda case, fault, where: fault == 'imbalance'
+              and where == _most(case.setting.balance) and [fault, where] != [case.fault, case.where]
+              or _unseen(case, fault, 'imbalance', case.setting.balance)),
+        _fits('small-differences', lambda case, fault, where: fault != case.fault and (
+            fault == 'straggler' and where == _most(case.machine.slowness)
+            or fault == 'slow link' and where == _most(case.machine.seconds_a_byte))),
+        _fits('bubble', lambda case, fault, where: case.fault == 'healthy' != fault),
+    ]
+
+
+def _instead(name: str, fault: str, guess: Callable[[Case], Any]) -> Suspect:
+    """The truth, but another answer where there is that fault."""
+    return Suspect(name, lambda case: guess(case) if case.fault == fault else [case.fault, case.where])
+
+
+def _fits(name: str, fits: Callable[[Case, str, Any], bool]) -> Suspect:
+    """Any answer for which `fits(case, fault, where)`."""
+    return Suspect(name, lambda case: Like(lambda got: isinstance(got, list) and len(got) == 2
+                                           and bool(fits(case, *got))))
+
+
+def _least_done(spans: Any) -> int:
+    return min(range(len(spans)), key=lambda device: len(spans[device]))
+
+
+def _raises(case: Case) -> Any:
+    if case.record.error:
+        raise IndexError
+    return [case.fault, case.where]
+
+
+def _mean_hides(case: Case) -> Any:
+    slow = case.machine.slowness
+    return ['healthy', None] if max(slow) < 1.5 * sum(slow) / len(slow) else [case.fault, case.where]
+
+
+def _unseen(case: Case, said: str, fault: str, numbers: Any) -> bool:
+    """Is the fault called healthy, and do these numbers, which stand for the right ones, not show it?"""
+    return case.fault == fault and said == 'healthy' and max(numbers) < 1.5 * sum(numbers) / len(numbers)
+
+
+def _most(numbers: Any) -> int:
+    return max(range(len(numbers)), key=list(numbers).__getitem__)
+
+
+def _message_seconds(case: Case) -> list[float]:
+    return [sum(each.end - each.start for each in link) for link in case.record.messages]
+
+
+def _later(case: Case, where: int) -> Any:
+    return [case.fault, where if case.where is None else where + case.where]
