@@ -1,5 +1,6 @@
 """What all tests share: one printed seed, hypothesis that can repeat a failure, and no GPU tests without a GPU."""
 
+import os
 import random
 import signal
 
@@ -36,9 +37,13 @@ register_random(TORCH_GENERATOR)
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the seed of this run, unless --hypothesis-seed names one."""
+    """Choose the seed of this run, unless --hypothesis-seed names one: in CI always the same one.
+
+    Random cases are found on the machines of people who can look into them; when CI turns red, the change did it.
+    """
     if config.getoption('hypothesis_seed') is None:
-        config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
+        chosen = 1 if os.environ.get('CI') else random.SystemRandom().randrange(2**32)
+        config.option.hypothesis_seed = str(chosen)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
