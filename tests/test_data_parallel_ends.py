@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -26,18 +27,20 @@ def _overlaps() -> list[str]:
     """In which order layers compute their gradients and buckets are reduced."""
     import fewgpu.reducer as reducer
     order: list[str] = []
+    reduced = threading.Event()
     honest = reducer.all_reduce
 
     def noted(tensor: torch.Tensor, group: Group, op: str = 'sum') -> None:
         honest(tensor, group, op)
         order.append(f'reduced {tensor.numel()}')
+        reduced.set()
 
     reducer.all_reduce = noted
     layers = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
     model = DataParallel(layers, bucket_mb=16 * 4 / 2**20)   # a bucket a layer
 
     def slow(_: torch.Tensor) -> None:
-        time.sleep(0.5)
+        reduced.wait(60)   # by the time the backward goes on: in vain where nothing overlaps
         order.append('backward goes on')
 
     layers[1].register_forward_hook(lambda _, __, output: output.register_hook(slow) and None)
@@ -151,15 +154,18 @@ def test_replicas_may_be_the_ranks_of_a_group() -> None:
     assert launch(_replicas_of_a_grid, 4, args=(random.randrange(10**6),)) == [0, 1, 0, 1]
 
 
-def _late() -> str:
-    model = DataParallel(network(1), time_limit=1.0)
+def _late(told: str) -> str:
+    """Rank 1 stays until rank 0 has been told: else it is told that rank 1 ended."""
+    model, until = DataParallel(network(1), time_limit=1.0), time.monotonic() + 60
     if dist.get_rank() == 1:
-        time.sleep(2)
+        while not os.path.exists(told) and time.monotonic() < until:
+            time.sleep(0.05)
         return ''
     with pytest.raises(PeerError) as caught:
         backward(model, *rows(0, 3, 0))
+    Path(told).touch()
     return str(caught.value)
 
 
-def test_a_rank_that_does_not_come_is_named_when_the_time_limit_passes() -> None:
-    assert 'rank 1 did not take part within 1 s' in launch(_late, 2)[0]
+def test_a_rank_that_does_not_come_is_named_when_the_time_limit_passes(tmp_path: Path) -> None:
+    assert 'rank 1 did not take part within 1 s' in launch(_late, 2, args=(str(tmp_path / 'told'),))[0]
