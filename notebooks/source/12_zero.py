@@ -81,7 +81,8 @@ plot.lines({f'stage {stage}': (many, [bytes_per_rank(7.5e9, n, stage) / 1e9 for 
 # (On both axes equal steps are equal factors.) These are the figures of the paper (table 1). Stages 1 and 2 come down
 # to what is still whole: 4 bytes a parameter, which are 30 GB, or 2, which are 15 GB. Only in stage 3 do more ranks
 # always mean less on each.
-#
+
+# %% [markdown]
 # ## One rank trains one piece
 #
 # How can a rank do without most of the optimizer's state? It updates only its own piece of the weights. The
@@ -101,7 +102,8 @@ plot.lines({f'stage {stage}': (many, [bytes_per_rank(7.5e9, n, stage) / 1e9 for 
 #
 # Stage 3 goes layer by layer in all that it does: the weights of a layer come together just before it computes, and
 # are let go at once.
-#
+
+# %% [markdown]
 # Here are two training loops for a tiny GPT of four blocks. (They pause at `yield`, so that we can look at the memory:
 # after a backward, when activations are gone, and before the update.)
 
@@ -257,8 +259,9 @@ for gpus in (1, 16, 64, 256, 1024):
           f'   {between:10} {row.cpu:5.1f} {row.nvme_speed:6.1f}')
 
 # %% [markdown]
-# The 20 TB of a trillion parameters fit the disks of a single node. The price stands at the right: a GPU reads 1.6 GB a second from there, a
-# hundredth of what it gets from its neighbours. The rest of this lesson is about how to live with that.
+# The 20 TB of a trillion parameters fit the disks of a single node. The price stands at the right: a GPU reads 1.6 GB
+# a second from there, a hundredth of what it gets from its neighbours. The rest of this lesson is about how to live
+# with that.
 #
 # ## Layer by layer
 #
@@ -531,7 +534,8 @@ check(14)
 # 4 in the backward. It moves 8 bytes for each parameter: its weight for each of these three, and its gradient once, 2
 # bytes each. So there is one operation a byte for each of the seq · batch tokens. (The optimizer's 16 bytes are read
 # and written, which is 4 times as much.)
-#
+
+# %% [markdown]
 # Now a GPU that computes 70 · 10¹² operations a second, as in the paper, and sequences of 1024 tokens.
 #
 # **Predict:** at which bandwidth does moving the weights take as long as computing, with one sequence?
