@@ -145,7 +145,8 @@ print(f'of the {len(before)} lines of the first loop {changed} are gone, '
 # the gradients. Nothing else changes.
 #
 # Now both loops run on four ranks, and every rank counts: the bytes that live on it at the `yield`, and what it
-# sends in a step. Weights are in single precision here, and no copy of them is needed. So it is 4 + 4 + 8 bytes a
+# sends in a step. (All that a collective sends goes through `Group.exchange`: the cell puts a counter in its place,
+# which then calls it.) Weights are in single precision here, and no copy of them is needed. So it is 4 + 4 + 8 bytes a
 # parameter. (In the formula K is what the optimizer remembers, 8 bytes.)
 
 # %%

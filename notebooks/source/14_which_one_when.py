@@ -90,7 +90,7 @@ print(f'{found.config} machines, {found.balance} layers: '
 # All three are counted for each mini-batch. In data parallelism a machine computes its mini-batch for 672 ms, and 16 do
 # so at the same time: that is 42 ms a mini-batch. The exchange takes 4 · 15 / 16 times 554 MB over 1 GB/s, so 2.1 s for
 # the 16 mini-batches. (The 4 is PipeDream's: what a machine sends and what it receives, one after the other. The ring
-# of lesson 3 does both at once, and would need half.)
+# of lesson 3 does both at once, and would need half.) The link carries 13 MB there and 13 MB of gradients back.
 
 # %%
 parts = {f'{name}: {part}': 1e3 * max(getattr(stage, part) for stage in plan.stages)
@@ -272,8 +272,8 @@ claims.test('C31', is_that_much_faster(most('GPipe'), most('tensors over 64')),
 # ## All ways beside each other
 #
 # `./workshop.py plan --model gpt-2.2B --gpus 64` knows all ways of these lessons: data parallelism, pipelines, tensor
-# ranks, ZeRO, offload, and their mixtures. Training in mixed precision by Adam takes 16 bytes a parameter ([lesson
-# 2](02_memory.ipynb)).
+# ranks ([lesson 13](13_parts_and_skips.ipynb)), ZeRO, offload, and their mixtures. Training in mixed precision by Adam
+# takes 16 bytes a parameter ([lesson 2](02_memory.ipynb)).
 #
 # **Predict:** how many GB of model states does a device have under plain data parallelism?
 
@@ -538,9 +538,9 @@ claims.test('C21', in_order == sorted(in_order) and all(in_all > 1 for _, in_all
 
 # %% [markdown]
 # It is rather the other way round. Where states are less than a fifth, a device needs 6 to 21 times less in all,
-# because recompute drops the activations; where they are more than half, 1.1 to 5.2 times less. What the cut alone gains
-# depends on how even the layers are. Only within one network of equal layers (the last two lines) do more states mean
-# more gain by the cut.
+# because recompute drops the activations; where they are more than half, 1.1 to 5.2 times less. What the cut alone
+# gains depends on how even the layers are. Only within one network of equal layers (the last two lines) do more states
+# mean more gain by the cut.
 #
 # ### "GPipe holds four times the batch in the same memory"
 #
@@ -569,7 +569,9 @@ four, eight = (sum(megabytes(count, [])) for count in (4, 8))
 compare(my_guess, (eight - four) / 4, ' MB')
 
 # %% [markdown]
-# A pipeline with recompute keeps less of an image: its input at each stage.
+# A pipeline with recompute keeps less of an image: its input at each stage. For the first stage these are the pixels, 28
+# · 28 numbers, for the second what crosses the cut. So the bytes of 8 images are counted here, and those of each
+# further image calculated.
 
 # %% tags=["measured"]
 counted = own(build('resnet18'), images[:2])
