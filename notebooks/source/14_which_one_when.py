@@ -569,8 +569,8 @@ four, eight = (sum(megabytes(count, [])) for count in (4, 8))
 compare(my_guess, (eight - four) / 4, ' MB')
 
 # %% [markdown]
-# A pipeline with recompute keeps less of an image: its input at each stage. For the first stage these are the pixels, 28
-# · 28 numbers, for the second what crosses the cut. So the bytes of 8 images are counted here, and those of each
+# A pipeline with recompute keeps less of an image: its input at each stage. For the first stage that is the picture of
+# 28 x 28 numbers, for the second what crosses the cut. So the bytes of 8 images are counted here, and those of each
 # further image calculated.
 
 # %% tags=["measured"]
