@@ -1,9 +1,9 @@
 """Exercise 11: which weights for which micro-batch (about 35 minutes).
 
 A pipeline that never runs empty has no bubble. But then weights are updated while other micro-batches are on their
-way: their forward has met older weights than their backward will. PipeDream keeps the old weights for those (weight
-stashing), and PipeDream-2BW manages with two versions on every stage. What remains is a delay: gradients are a little
-older than the weights that they change. How much older, on which stage, and at the price of how many copies?
+way: their forward has met older weights than their backward will meet. PipeDream keeps the old weights for those
+(weight stashing), and PipeDream-2BW manages with two versions on every stage. What remains is a delay: gradients are
+a little older than the weights that they change. How much older, on which stage, and at the price of how many copies?
 
     ./workshop.py check 11       # is it right?
     ./workshop.py run exercises/11_weight_versions.py
@@ -68,7 +68,7 @@ class Stash:
     """
 
     def __init__(self, weights: torch.Tensor) -> None:
-        """`weights`, a tensor, are version 0. It is yours from now on."""
+        """`weights`, a tensor, are version 0. Nobody else changes this tensor from now on: you need no copy of it."""
         # TODO STEP 2: what does a stash have to remember, by which name?
         # END
 
@@ -93,10 +93,10 @@ def train(weights: torch.Tensor, gradient: Callable[[torch.Tensor, int], torch.T
     """Train as PipeDream-2BW does, and return the newest weights: W(t+1) = W(t) - lr * gradient at W(t-1).
 
     `gradient(w, i)` returns the gradient of the loss of micro-batch i at weights w; w is any tensor of the shape of
-    `weights`, and what it returns is yours. Micro-batches 0, ..., micro_batches - 1 are used once each, in this
-    order, in groups of `per_update` (which divides their number). Group t, from 0, takes all its gradients at the
-    weights of one update before, W(t-1), and changes the newest, W(t), by the mean of its gradients. W(0) is
-    `weights`; there is nothing before it, so group 0 takes its gradients at W(0).
+    `weights`, and it returns a new tensor, which you may change. Micro-batches 0, ..., micro_batches - 1 are used once
+    each, in this order, in groups of `per_update` (which divides their number). Group t, from 0, takes all its
+    gradients at the weights of one update before, W(t-1), and changes the newest, W(t), by the mean of its gradients.
+    W(0) is `weights`; there is nothing before it, so group 0 takes its gradients at W(0).
 
     At any time there are two versions of the weights and one sum of gradients, and no more of either. `weights` stays
     as it was: it is the caller's.

@@ -12,10 +12,10 @@ Your functions run on all ranks at once. They get their `rank`, and N is how man
     rank.all_gather(piece)         the pieces of all ranks, in the order of the ranks, as one tensor
     rank.all_reduce(tensor)        the sum over all ranks, whole
 
-They take tensors of one dimension and return new ones; reduce_scatter and all_reduce cut theirs into N equal pieces,
-so its length has to divide by N. All ranks call the same ones in the same order. A reduce-scatter of S bytes sends
-(N - 1) / N S bytes from each rank, and so does an all-gather to S bytes. An all-reduce is one after the other, and
-sends twice as much.
+They take tensors of one dimension and return new ones. The tensor that reduce_scatter or all_reduce gets is cut into N
+equal pieces, so its length has to be a multiple of N. All ranks call the same ones in the same order. A reduce-scatter
+of S bytes sends (N - 1) / N S bytes from each rank, and so does an all-gather to S bytes. An all-reduce is a
+reduce-scatter and then an all-gather, and sends twice as much.
 
     ./workshop.py check 13       # is it right?
     ./workshop.py run exercises/13_zero.py
@@ -121,8 +121,8 @@ def backward(layers: list[Dense], pieces: list[torch.Tensor], kept: Any, gradien
 
     `kept` is what `forward` has returned beside the output, and `gradient` is that of this rank's output. What counts
     is, as above, the mean over all ranks. `pieces` stay as they are, and no other layer is whole when one computes.
-    The gradient of a layer's weights is shared out before the backward of the next layer but one begins: no rank
-    collects those of all layers.
+    The gradient of the weights of layer k is shared out before the backward of layer k - 2 begins, at the latest: no
+    rank collects those of all layers.
 
     With S for the bytes of all padded weights, `forward` sends (N - 1) / N S from each rank, and `backward` twice as
     much.

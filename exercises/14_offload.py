@@ -27,14 +27,14 @@ def forward(machine: Machine, x: torch.Tensor, ahead: int) -> tuple[torch.Tensor
     Laws:
 
     - From its read to its free() a layer is in memory, and there is room for ahead + 1 layers: the one that computes
-      and `ahead` more (0, 1, 2, ...). Where there is room, a layer is on its way, as long
-      as one is left to read.
+      and `ahead` more (0, 1, 2, ...). Where there is room, a layer is on its way, as long as one is left to read.
     - Every layer is read once.
     - When you return, the last ahead + 1 layers (or all, if there are no more) are still in memory, for the backward
       begins with them. You return their handles in a dict, by the number of the layer.
     - No other order of reads, waits and frees ends earlier.
 
-    Three layers, ahead = 1; it takes 2 s to read a layer and 3 s to compute it. Time goes from left to right:
+    Three layers, ahead = 1; it takes 2 s to read a layer and 3 s to compute it. Each character is a second: the number
+    of the layer, or a dot for nothing.
 
         disk    0011.22....        Layer 2 is read as soon as layer 0 has been freed. 11 s in all; layer by layer,
         device  ..000111222        with nothing read ahead, it would be 15 s. Returns y, {1: handle, 2: handle}.
@@ -55,7 +55,7 @@ def backward(machine: Machine, gradient: torch.Tensor, handles: dict[int, Handle
     again; every other layer is read once more. The room is the same, and again no other order may end earlier. When
     you return, no layer is in memory any more. (The dict is yours to change.)
 
-    As above; a backward takes 6 s. 18 s in all:
+    As above; a backward takes 6 s. Layer 0 is read once layer 2 has been freed. 18 s in all:
 
         disk    ......00..........
         device  222222111111000000

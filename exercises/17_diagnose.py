@@ -64,7 +64,7 @@ def diagnose(record: Record) -> tuple[str, int | None]:
     ('out of memory', d)   `error` contains 'out of memory': device d needs more than *it* has
     ('deadlock', k)        `error` is another one: the step stands still. Devices k and k + 1 wait for each other, and
                            all others for them. Of each device you know what comes next in its row. An F waits for the
-                           device before, a B for the device behind.
+                           device before it, a B for the one after it.
     ('loss scale', None)   the norms of the gradients are not the plain ones, much too large or much too small: the
                            losses of the micro-batches are added up, say, and not averaged
     ('straggler', d)       device d is slow: at least 1.5 times the slowness of the fastest device
@@ -85,8 +85,8 @@ def mend(record: Record) -> Setting:
 
     - The step comes to its end, within the memory that there is, and the norms of the gradients are right: the mean
       loss of each micro-batch is multiplied by `loss_scale`, and all together have to give the mini-batch's mean.
-    - straggler, slow link, imbalance: the balance is the best one for these devices and links: with no other balance
-      would the step be shorter by more than 5 %, neither with your chunks and schedule nor with those of the record.
+    - straggler, slow link, imbalance: the step takes at most 5 % longer than with the best balance for these devices
+      and links, both the best one for your chunks and schedule and the best one for those of the record.
     - out of memory, deadlock: the step takes no longer than the slower of 'gpipe' and '1f1b' would with the balance and
       chunks of the record and enough memory, up to 5 %.
     - Otherwise the step takes no longer than it did, up to 5 %. What is healthy may stay as it is.

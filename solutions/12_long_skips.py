@@ -75,9 +75,9 @@ def forward(layers: list[nn.Module], devices: list[torch.device], saves: dict[st
     are on the layer's device. `x` comes from the CPU. What is copied is what `straight` says, and x to the first GPU.
     When a skip is copied, at once or when it is loaded, is free.
 
-    Gradients flow back through all layers and skips, as in the plain model. A skip that has been loaded is let go: at
-    most one of those that have been loaded may still be kept when a later layer computes. (Autograd may keep it; but
-    in a forward under torch.no_grad() nobody else should.)
+    Gradients flow back through all layers and skips, as in the plain model. A skip that has been loaded is let go: when
+    a layer computes, at most one of those that earlier layers have loaded may still be there (a variable of yours may
+    hold on to the last one). Autograd may keep them all; but in a forward under torch.no_grad() nobody should.
     """
     # STEP 3: layer after layer; what it may need, and what it may leave for a later one
     saved_by = {layer: name for name, layer in saves.items()}

@@ -2,14 +2,14 @@
 
 You have a model, some devices, and a batch size. How many stages, how many replicas, which micro-batches, and
 recompute or not? Deep pipelines have a bubble, wide ones hold the whole model many times, large micro-batches need
-memory, small ones keep devices busy with starting. Planners answer this with a cost model: a few formulas for memory
-and time, and a search through all plans. You write one.
+memory, and with small ones devices spend their time on starting. Planners answer this with a cost model: a few
+formulas for memory and time, and a search through all plans. You write one.
 
     ./workshop.py check 16       # is it right?
     ./workshop.py run exercises/16_plan.py
 
 The formulas follow those of PipeDream-2BW (arXiv 2006.09503, section 4) and Megatron-LM (arXiv 2104.04473, section
-2), for 1F1B with a flush.
+2), for 1F1B with a flush: the pipeline runs empty before each update.
 
 `Model`, `Cluster` and `Plan` are dataclasses (lib/fewgpu/workshop/practice/cluster.py):
 
@@ -31,9 +31,9 @@ The formulas follow those of PipeDream-2BW (arXiv 2006.09503, section 4) and Meg
     plan.micro_batch    samples of a micro-batch
     plan.recompute      True: activations are dropped after a forward, and computed again before the backward
 
-A batch is shared by the replicas: each has batch / width samples, in m = batch / (width * micro_batch) micro-batches,
-and both divide without a rest. Where the blocks do not divide by the depth, some stages have one block more, the
-first stage among them.
+A batch is shared by the replicas: each has batch / width samples, in m = batch / (width * micro_batch) micro-batches.
+Both are whole numbers in every plan that your functions get. Where the blocks do not divide by the depth, some stages
+have one block more, the first stage among them.
 """
 
 from fewgpu.workshop.practice.cluster import GPT, GPUS, Cluster, Model, Plan
@@ -70,10 +70,10 @@ def memory(model: Model, plan: Plan, batch: int) -> float:
 def seconds(model: Model, cluster: Cluster, plan: Plan, batch: int) -> float:
     """Seconds of a training step with this batch.
 
-    A micro-batch costs the slowest stage, the one with the most blocks, the time t: for each of its blocks a forward
-    and a backward, each with its start; with recompute another forward (with its start); and, if there is more than
-    one stage, two messages: the boundary of the micro-batch, and the gradient of it, of the same size, that comes
-    back. Nothing overlaps.
+    The slowest stage is the one with the most blocks. It needs the time t for a micro-batch: for each of its blocks a
+    forward and a backward, each with its start, and with recompute another forward (with its start). If there is more
+    than one stage, two messages come on top, once for the whole stage: the boundary of the micro-batch, and the
+    gradient of it, of the same size, that comes back. Nothing overlaps.
 
     The pipeline takes m + depth - 1 times t: m micro-batches, and a bubble while the first one reaches the last stage
     and the last one comes back.
@@ -102,11 +102,12 @@ def seconds(model: Model, cluster: Cluster, plan: Plan, batch: int) -> float:
 def best(model: Model, cluster: Cluster, batch: int) -> Plan | None:
     """The plan with the least `seconds` of all that are possible; None if there is none.
 
-    A plan is possible if it has no more stages than blocks, no more than cluster.devices in use (there may be fewer),
-    if width * micro_batch divides the batch, and if `memory` is at most cluster.memory. Of equally fast plans any
-    will do.
+    A plan is possible if it has no more stages than the model has blocks, if depth * width is at most cluster.devices
+    (some may stay idle), if width * micro_batch divides the batch, and if `memory` is at most cluster.memory. Of
+    equally fast plans any will do.
 
-    It has to come to an end, too, for thousands of devices and batches of thousands: do not try what cannot divide.
+    It has to come to an end for thousands of devices and batches of thousands, too: do not try widths and micro-batches
+    that do not divide the batch.
 
         best(model, cluster, batch=16)     ->  Plan(depth=4, width=2, micro_batch=1)      76.5 seconds
             model and cluster as above

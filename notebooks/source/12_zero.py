@@ -78,9 +78,11 @@ plot.lines({f'stage {stage}': (many, [bytes_per_rank(7.5e9, n, stage) / 1e9 for 
            title='Model states, 7.5 billion parameters', x='ranks', y='GB a rank', log='xy')
 
 # %% [markdown]
-# These are the figures of the paper (table 1). Stages 1 and 2 come down to what is still whole: 4 bytes a parameter,
-# or 2. Only in stage 3 do more ranks always mean less on each.
-#
+# (On both axes equal steps are equal factors.) These are the figures of the paper (table 1). Stages 1 and 2 come down
+# to what is still whole: 4 bytes a parameter, which are 30 GB, or 2, which are 15 GB. Only in stage 3 do more ranks
+# always mean less on each.
+
+# %% [markdown]
 # ## One rank trains one piece
 #
 # How can a rank do without most of the optimizer's state? It updates only its own piece of the weights. The
@@ -94,11 +96,16 @@ plot.lines({f'stage {stage}': (many, [bytes_per_rank(7.5e9, n, stage) / 1e9 for 
 #                  reduce-scatter of gradients | update my piece
 # ```
 #
-# In stage 3 this goes layer by layer: the weights of a layer come together just before it computes, and are let go
-# at once.
+# Stages 1 and 2 send the same, but not at the same time. In stage 1 a rank keeps all its gradients until the backward
+# is over. In stage 2 the gradients of a layer are reduced as soon as they are there, and each rank lets go of all but
+# its piece.
 #
-# Here are two training loops. (They pause at `yield`, so that we can look at the memory: after a backward, when
-# activations are gone, and before the update.)
+# Stage 3 goes layer by layer in all that it does: the weights of a layer come together just before it computes, and
+# are let go at once.
+
+# %% [markdown]
+# Here are two training loops for a tiny GPT of four blocks. (They pause at `yield`, so that we can look at the memory:
+# after a backward, when activations are gone, and before the update.)
 
 # %%
 def network():
@@ -134,10 +141,13 @@ print(f'of the {len(before)} lines of the first loop {changed} are gone, '
       f'{sum(line not in before for line in after)} are new')
 
 # %% [markdown]
-# The optimizer now belongs to the model, which makes it for its own pieces. Nothing else changes.
+# The optimizer now belongs to the model: `ZeRO` makes it for this rank's pieces, and `model.step()` updates and drops
+# the gradients. Nothing else changes.
 #
 # Now both loops run on four ranks, and every rank counts: the bytes that live on it at the `yield`, and what it
-# sends in a step. Weights are in single precision here, so it is 4 + 4 + 8 bytes a parameter.
+# sends in a step. (All that a collective sends goes through `Group.exchange`: the cell puts a counter in its place,
+# which then calls it.) Weights are in single precision here, and no copy of them is needed. So it is 4 + 4 + 8 bytes a
+# parameter. (In the formula K is what the optimizer remembers, 8 bytes.)
 
 # %%
 def on_a_rank():
@@ -224,10 +234,10 @@ check(13)
 #
 # ## Where would a trillion parameters fit?
 #
-# ZeRO needs as many GPUs as hold all states together. Count 20 bytes a parameter here: ZeRO-Infinity keeps gradients
-# in single precision, too (as we remember the paper).
+# ZeRO needs as many GPUs as hold all states together. Count 20 bytes a parameter here, not 16: ZeRO-Infinity keeps a
+# copy of the gradients in single precision, too (as we remember the paper).
 #
-# **Predict:** how many GPUs of 32 GB hold the states of a trillion parameters? Nothing else fits beside them.
+# **Predict:** how many GPUs of 32 GB hold the states of a trillion parameters, if they hold nothing else?
 
 # %%
 my_guess = None        # GPUs
@@ -235,9 +245,10 @@ my_guess = None        # GPUs
 compare(my_guess, 20 * 1e12 / 32e9, ' GPUs')
 
 # %% [markdown]
-# But a machine has other memory. This is a table of *ZeRO-Infinity* (arXiv 2104.07857, figure 2b), for nodes of 16
-# GPUs: how much memory there is in all, and how fast a GPU reaches it if all do so at the same time. NVMe are the
-# disks.
+# But a machine has other memory. This is a table of *ZeRO-Infinity* (arXiv 2104.07857, figure 2b), for nodes
+# (servers) of 16 GPUs: how much memory there is in all, and how fast a GPU reaches it if all do so at the same time.
+# *CPU* is the memory of the hosts, *NVMe* are their disks. *GPU to GPU* is what a GPU gets from others: in the same
+# node, or from 64 GPUs on from other nodes.
 
 # %%
 print('              TB in all             GB/s of each GPU')
@@ -249,8 +260,9 @@ for gpus in (1, 16, 64, 256, 1024):
           f'   {between:10} {row.cpu:5.1f} {row.nvme_speed:6.1f}')
 
 # %% [markdown]
-# The 20 TB fit the disks of a single node. The price stands at the right: a GPU reads 1.6 GB a second from there, a
-# hundredth of what it gets from its neighbours. The rest of this lesson is about how to live with that.
+# The 20 TB of a trillion parameters fit the disks of a single node. The price stands at the right: a GPU reads 1.6 GB
+# a second from there, a hundredth of what it gets from its neighbours. The rest of this lesson is about how to live
+# with that.
 #
 # ## Layer by layer
 #
@@ -259,7 +271,7 @@ for gpus in (1, 16, 64, 256, 1024):
 # recomputed ([lesson 6](06_recompute.ipynb)). Its gradients go to the host, which updates it: the optimizer's states
 # never come to the device.
 #
-# Here is a chain of 80 layers with everything on the disk of this machine.
+# Here is a chain of 80 equal linear layers with everything on the disk of this machine. Each has 1.25 % of the weights.
 #
 # **Predict:** what does the device hold at its peak, in percent of the weights?
 
@@ -280,6 +292,7 @@ compare(my_guess, 100 * ledger.peak / size, ' %')
 # %% [markdown]
 # A few layers of 80: the one that computes, those that are loaded ahead, and gradients on their way out. (How many
 # of them are there at the same moment differs a little from run to run.) Has it learned the same as the plain model?
+# (On the disk are the weights, and for each of them Adam's two means: three times the weights in all.)
 
 # %%
 optimizer = torch.optim.Adam(plain.parameters())
@@ -352,10 +365,12 @@ def draw(ahead, disk, link):
 Panel(draw, ahead=Slider(2, 0, 4), disk=Slider(0.8, 0.2, 2.0, 0.2), link=Slider(0.8, 0.2, 2.0, 0.2))
 
 # %% [markdown]
-# Against a disk that is slower than the device: then the disk sets the pace, however far ahead it reads.
+# Against a disk or a link that is slower than the device: then it sets the pace, however far ahead it begins. Nor does
+# it help against the first load: there is nothing to compute yet.
 #
 # Now the library, on a simulated disk and link that take 0.8 of a layer's computing each. `depth` says how many
-# layers are loaded ahead.
+# layers are loaded ahead: none, one, or three. By `forward` above, a device with 12 layers would wait for 62, 41 and
+# 12 % of the time.
 
 # %% tags=["measured"]
 x = torch.randn(1536, steps.WIDTH)
@@ -407,7 +422,9 @@ for gpus in (16, 64, 256, 1024):
 # counts. So from 64 GPUs on it is the gathering, and what is left is about 5 times. (A broadcast has to pass there,
 # too.)
 #
-# Here are two ranks with a simulated disk of 5 MB/s each. How much does each read in a step?
+# Here are two ranks with a simulated disk of 5 MB/s each, and a model of 4 layers of 263 kB. In a step each layer is
+# read twice, but the last one once: when its backward begins, it is still on the device. So 7 layers are read, 1.84 MB.
+# How much of that does each rank read?
 
 # %%
 def loading(reading):
@@ -491,6 +508,8 @@ plot.bars({f'tiles: {n}': peak for n, peak in peaks.items()}, write='{:.2f} MB',
           title='Peak of a step, on a device that is large enough')
 
 # %% [markdown]
+# (With two tiles, one tile and its gradient are 2.1 MB each. They fill the device, and no room is left for X and Y.)
+#
 # [exercises/14_offload.py](../exercises/14_offload.py) asks you for both: a forward and a backward that read ahead
 # and keep within the memory that there is, and a layer in tiles. It takes about 35 minutes.
 
@@ -510,9 +529,15 @@ check(14)
 # |:--|:--|
 # | weights and gradients | seq · batch |
 # | states of the optimizer | seq · batch / 4 |
-# | activations kept for recompute, a layer each | 24 · width |
+# | activations kept for recompute: the input of each layer | 24 · width |
 #
-# A GPU that computes 70 · 10¹² operations a second, as in the paper, and sequences of 1024 tokens.
+# Take the first line. A step computes 8 operations for each parameter and token: 2 in the forward, 2 in the recompute,
+# 4 in the backward. It moves 8 bytes for each parameter: its weight for each of these three, and its gradient once, 2
+# bytes each. So there is one operation a byte for each of the seq · batch tokens. (The optimizer's 16 bytes are read
+# and written, which is 4 times as much.)
+
+# %% [markdown]
+# Now a GPU that computes 70 · 10¹² operations a second, as in the paper, and sequences of 1024 tokens.
 #
 # **Predict:** at which bandwidth does moving the weights take as long as computing, with one sequence?
 
@@ -531,8 +556,12 @@ plot.lines({name: (speeds, [100 * infinity.efficiency(ait, speed * 1e9) for spee
 # *Efficiency* here is computing over computing plus moving, as if nothing was done at the same time. With enough
 # loaded ahead a step takes only the longer of both. So 50 % is the border: what is above it can be hidden.
 #
-# Twice the batch, half the bandwidth. And with slices all links and disks work together. (Weights have to be gathered,
-# too: there the slower of both counts.) Look which row of the table is fast enough for what, and from which batch on:
+# Twice the batch, half the bandwidth. And with slices all links and disks work together: 16 GPUs read weights and
+# states at 16 times the speed in the table. (Weights have to be gathered, too: there the slower of both counts. A
+# GPU moves its activations alone, at the speed in the table; the width is 8192 now.)
+#
+# Look which row of the table, that is, how many `gpus`, is fast enough for what, and from which batch on. When are the
+# states on NVMe hidden, with 16 GPUs and with 1024?
 
 # %%
 def draw(gpus, batch):
@@ -554,7 +583,8 @@ Panel(draw, gpus=Choice(16, (1, 16, 64, 256, 1024)), batch=Slider(2, 1, 32))
 
 # %% [markdown]
 # On one node the states on its disks need a batch of 11 sequences a GPU; on 64 nodes a single one is enough. That is
-# why the states go to the disks first: the more ranks, the smaller the piece that each has to move.
+# why the states go to the disks first: the more ranks, the smaller the piece that each has to move, and nobody needs
+# the pieces of others. Weights gain less by more nodes: all of them have to reach every GPU, over the network.
 #
 # ## The two per cent
 #
@@ -600,7 +630,8 @@ claims.test('C44', quiet.verdict(zero_infinity.is_cheap(ours, base)) if steady e
 # %% [markdown]
 # The two waits do not grow with the model: a hundred layers would wait as long as twelve. What is lost beyond them
 # (on a quiet machine) probably goes to the updates, since the processor that plays the device is the host as well. A
-# GPU does not share its memory with the host.
+# GPU does not share its memory with the host. (If equal steps differ by a fifth, the claim is not decided: the machine
+# has been too busy.)
 #
 # `./workshop.py demo zero-infinity` shows the same at length, also against a step without recompute.
 

@@ -51,8 +51,8 @@ claims = Claims()      # what we find out on the way is noted here
 # take days. A *planner* asks formulas instead: how long a step takes, and how much memory a device needs. It needs
 # figures of the model and of the machines, and looks at thousands of plans in a second.
 #
-# The first one was PipeDream's (arXiv 1806.03377). Its authors measured every layer of VGG-16: seconds, bytes of
-# weights, bytes of outputs. Their figures, with 128 images:
+# An early one was PipeDream's (arXiv 1806.03377). Its authors measured every layer of VGG-16: seconds (forward and
+# backward), bytes of weights, bytes of outputs. Their figures, with 128 images:
 
 # %%
 vgg = vgg16_chain()
@@ -81,11 +81,16 @@ print(f'{found.config} machines, {found.balance} layers: '
       f'a mini-batch every {1e3 * found.slowest_seconds:.0f} ms')
 
 # %% [markdown]
-# 15 machines share the convolutions: much work, few weights to exchange. One machine does all linear layers, and
-# exchanges no weights at all.
+# 15 machines share the convolutions: much work, few gradients to exchange. One machine does all linear layers, and
+# exchanges no gradients at all. (33 layers and not 31: the two between only change the shape, and cost nothing.)
 #
 # What does it gain? In a full pipeline the slowest stage sets the pace, and a stage is as slow as its slowest part:
 # computing, the exchange of gradients (*sync*), or the link to the next stage.
+#
+# All three are counted for each mini-batch. In data parallelism a machine computes its mini-batch for 672 ms, and 16 do
+# so at the same time: that is 42 ms a mini-batch. The exchange takes 4 · 15 / 16 times 554 MB over 1 GB/s, so 2.1 s for
+# the 16 mini-batches. (The 4 is PipeDream's: what a machine sends and what it receives, one after the other. The ring
+# of lesson 3 does both at once, and would need half.) The link carries 13 MB there and 13 MB of gradients back.
 
 # %%
 parts = {f'{name}: {part}': 1e3 * max(getattr(stage, part) for stage in plan.stages)
@@ -147,8 +152,12 @@ claims.test('C27', is_shorter_by_faster_gpus(gains[partition]),
 # Remember this when you read a speed-up. "Times as fast as data parallelism" depends on the network, and on how fast
 # the GPUs are that have to wait for it.
 #
-# The same in another picture: the share of a step in which data-parallel machines exchange gradients. One V100 a
-# machine, 25 Gbit/s, 32 images each. On the left the exchange follows the backward, on the right it goes on beside it.
+# The same in another picture: the share of a step in which data-parallel machines wait for the exchange of gradients.
+# One V100 a machine, 25 Gbit/s, 32 images each. On the left the exchange follows the backward, and all of it is waited
+# for. On the right it goes on beside the backward, and only what is left after that is waited for.
+#
+# (VGG-16 waits less than above. The network is three times as fast, the exchange is a ring, and layers take what
+# follows from their operations and the speed of the GPU, not what PipeDream's authors measured.)
 
 # %%
 counts, networks, shares = [1, 2, 4, 8, 16, 32], ('alexnet', 'vgg16', 'resnet50'), {}
@@ -175,7 +184,8 @@ claims.test('C05', grows and all(row == sorted(row) for row in beside.values()),
 # ## Four knobs
 #
 # A GPT is a chain of equal blocks. So planners for such models, as that of PipeDream-2BW (arXiv 2006.09503), give all
-# stages the same number of replicas. Four knobs are left, and each of them pulls in two directions:
+# stages the same number of replicas. Four knobs are left, and each of them pulls in two directions. (A row is one text,
+# of 512 tokens here.)
 #
 # | more ... | gains | costs |
 # |:--|:--|:--|
@@ -184,8 +194,9 @@ claims.test('C05', grows and all(row == sorted(row) for row in beside.values()),
 # | rows of a micro-batch | fewer, larger kernels | activations; fewer micro-batches, so more bubble |
 # | recompute | activations are gone | a third more computing |
 #
-# Formulas for time and memory are short. So the planner simply tries all settings. A GPT of 2.2 billion parameters, 64
-# devices of 16 GB:
+# Formulas for time and memory are short. So the planner simply tries all settings, each as a pipeline with 2BW's two
+# versions of the weights ([lesson 10](10_stale_weights.ipynb)), or without a pipeline. A GPT of 2.2 billion parameters,
+# 64 devices of 16 GB:
 #
 # **Predict:** with 512 rows a mini-batch, how many stages does the fastest setting have?
 
@@ -202,9 +213,12 @@ for one in all_of_it[:4]:
           f'{", recompute" * one.recompute}: {one.throughput:.0f} rows/s, {one.memory / 1e9:.1f} GB')
 
 # %% [markdown]
-# Is each knob worth turning? Leave one of them where it is, at the value that suits all tasks best, and choose the
-# others freely. How much faster is it, at worst, to choose this one, too? The tasks are two models and two batches, on
-# devices of 16 GB, and then on devices of 8 GB, too.
+# Is each knob worth turning? Give one of them the same value in all tasks, the one that suits them best, and choose the
+# others for each task. Now look at the task that suffers most from it: how much faster is it to choose this knob, too?
+# (Width and depth count as one knob here. One setting of both is fixed for all tasks.)
+#
+# The tasks are two models (of 2.2 and 3.8 billion parameters) and two batches (of 64 and 512 rows), on devices of 16
+# GB, and then on devices of 8 GB, too.
 
 # %%
 on_16 = [plan for by_batch in tried.values() for plan in by_batch.values()]
@@ -230,8 +244,9 @@ check(16)
 # %% [markdown]
 # Stuck? `./workshop.py hint 16` in a terminal tells a little more at each call.
 #
-# The paper says that 2BW is up to 3.2 times as fast as GPipe, and up to 20 times as model parallelism that splits every
-# layer over 64 devices. By the same formulas:
+# The paper says that 2BW is up to 3.2 times as fast as GPipe, and up to 20 times as model parallelism that splits
+# every layer over 64 devices. By the same formulas, with GPipe, with layers that are split, and with layers that are
+# dealt out to devices but not pipelined ([lesson 4](04_model_parallelism.ipynb)):
 
 # %%
 rates = {name: rates_of(model, tried[name]) for name, model in MODELS.items()}
@@ -251,11 +266,14 @@ claims.test('C31', is_that_much_faster(most('GPipe'), most('tensors over 64')),
                     'costs less than a factor of 2; more must come from memory.')
 
 # %% [markdown]
+# So the half about GPipe is not what these formulas say. The half about model parallelism is: there it is even more
+# than 20 times, since layers that are split over servers wait for a slow network.
+#
 # ## All ways beside each other
 #
 # `./workshop.py plan --model gpt-2.2B --gpus 64` knows all ways of these lessons: data parallelism, pipelines, tensor
-# ranks, ZeRO, offload, and their mixtures. Training in mixed precision by Adam takes 16 bytes a parameter ([lesson
-# 2](02_memory.ipynb)).
+# ranks ([lesson 13](13_parts_and_skips.ipynb)), ZeRO, offload, and their mixtures. Training in mixed precision by Adam
+# takes 16 bytes a parameter ([lesson 2](02_memory.ipynb)).
 #
 # **Predict:** how many GB of model states does a device have under plain data parallelism?
 
@@ -269,8 +287,10 @@ compare(my_guess, states / 1e9, ' GB')
 
 # %% [markdown]
 # That does not fit 16 GB, whatever the batch. And the other ways? Below, each bar is the time of all devices together.
-# Its dark part is computing, so that the longest dark bar is the fastest way. The rest is what a way loses to. GPUs are
-# V100s, eight in a server; `link` is the network of a server.
+# Its dark part is computing, so that the longest dark bar is the fastest way. The rest is what a way loses to: `stage
+# link` is waiting for messages between stages, `tensor link` for those between tensor ranks, `data link` for what
+# replicas or ZeRO's ranks exchange. A name with `x data` has several replicas of its pipeline. The line on top counts,
+# in brackets, how many ways lose most to what. GPUs are V100s, eight in a server; `link` is the network of a server.
 #
 # Try: from which `link` on is ZeRO the fastest that needs no late gradients? From how much `memory` on does data
 # parallelism fit? What changes with 8 GPUs, all in one server? And is a pipeline any good for `resnet50`?
@@ -282,9 +302,10 @@ Panel(plans.draw, model=Choice('gpt-2.2B', tuple(KNOWN)), gpus=Choice(64, (1, 2,
 
 # %% [markdown]
 # (2BW is ahead in time, but its gradients are one update late: [lesson 10](10_stale_weights.ipynb).) For `gpt-2.2B`,
-# ZeRO is ahead of 1F1B with replicas from 100 Gbit/s on, and on a single server of eight, whose links are fast. Data
-# parallelism fits from 40 GB on, and is still slower than the pipeline with replicas: the network has to carry all
-# gradients. For `resnet50` no pipeline comes near data parallelism: few weights, much computing.
+# ZeRO is ahead of 1F1B with replicas from 100 Gbit/s on, and on a single server of eight, whose links are fast. (At 1
+# Gbit/s, too: there the planner takes one server, and leaves the others without work.) Data parallelism fits from 40 GB
+# on, and is still slower than the pipeline with replicas: the network has to carry all gradients. For `resnet50` no
+# pipeline is as fast as data parallelism: few weights, much computing.
 #
 # So one and the same model has one winner here and another there. Mostly it is the network that decides.
 
@@ -293,7 +314,8 @@ Panel(plans.draw, model=Choice('gpt-2.2B', tuple(KNOWN)), gpus=Choice(64, (1, 2,
 #
 # The lectures behind this workshop end with conclusions. Each is a sentence about all models and all clusters. So we
 # ask the planner about many: all eight models that it knows, on 8 and 64 devices of three clusters. `v100-16` you have
-# seen. `a100-80` has fast links everywhere. `rtx3090-24` are workstations of two GPUs, with 10 Gbit/s between them.
+# seen. `a100-80` has fast links everywhere. `rtx3090-24` are workstations of two GPUs each, with 10 Gbit/s from one
+# workstation to the next. The number behind the dash is GB of memory.
 #
 # Gradients are never late in this comparison: it leaves 2BW out.
 
@@ -362,8 +384,9 @@ compare(my_guess, a_step(1, quiet) / a_step(4, quiet), ' times as fast', quiet.n
 
 # %% [markdown]
 # By the plan it is 2 · 4 / (4 + 1) = 1.6 times. (On a busy machine it is less.) The lecture says more: pipelines train
-# large networks faster than data parallelism, too. Now the cases. Large is what does not fit plain data parallelism: so
-# its rival is ZeRO, data parallelism with states in shares ([lesson 12](12_zero.ipynb)).
+# large networks faster than data parallelism, too. Now the cases, each way at its best setting. Large is what does not
+# fit plain data parallelism: so the pipelines' rival there is ZeRO, data parallelism with states in shares ([lesson
+# 12](12_zero.ipynb)).
 
 # %%
 def top(speed, some):
@@ -447,8 +470,9 @@ claims.test('C15', fastest < pieces[-1], f'{fastest} micro-batches: {max(rows_a_
             f'{pieces[-1]}: {rows_a_second[-1]:.0f}', by='the planner')
 
 # %% [markdown]
-# The bubble gets smaller and smaller, so the sentence is right. But a small bubble is not a fast pipeline: beyond 64
-# micro-batches the time to start kernels costs more than the bubble.
+# The bubble gets smaller and smaller, so the sentence is right. (It is a little less than (n - 1) / (m + n - 1): the
+# 26 layers do not divide evenly among eight stages, and what is lost by that is counted apart.) But a small bubble is
+# not a fast pipeline: beyond 64 micro-batches the time to start kernels costs more than the bubble.
 #
 # ### "Deeper pipelines: lower throughput, but larger models"
 #
@@ -475,11 +499,12 @@ claims.test('C32', grows_and_falls(by_batch, by_depth, sizes),
 # %% [markdown]
 # ### "Models with many weights and few activations gain most"
 #
-# In memory, that is. What does the fullest device need: plainly; on one device, with recompute and micro-batches of 8;
-# with both in a pipeline of four stages? *States* are weights, gradients and what Adam keeps.
+# In memory, that is. What does the fullest device need: on one device plainly; on one device with recompute and
+# micro-batches of 8; in a pipeline of four stages with both? The gain *in all* is from the first to the last, that of
+# *the cut alone* from the second to the last. *States* are weights, gradients and what Adam keeps.
 #
-# **Predict:** with 64 samples, 93 % of AlexNet's memory are states. How many times as much does one device need as the
-# fullest of four?
+# **Predict:** with 64 samples, 93 % of AlexNet's memory are states. How many times as much does one device need plainly
+# as the fullest of four in the pipeline?
 
 # %%
 def needs(name, samples, **knobs):
@@ -512,9 +537,10 @@ claims.test('C21', in_order == sorted(in_order) and all(in_all > 1 for _, in_all
                     'most of them. In equal layers, as of a GPT, more states mean more gain.')
 
 # %% [markdown]
-# It is the other way round: most is gained by models with many activations, because recompute drops these. What the cut
-# alone gains depends on how even the layers are. Only within one network of equal layers (the last two lines) do more
-# states mean more gain.
+# It is rather the other way round. Where states are less than a fifth, a device needs 6 to 21 times less in all,
+# because recompute drops the activations; where they are more than half, 1.1 to 5.2 times less. What the cut alone
+# gains depends on how even the layers are. Only within one network of equal layers (the last two lines) do more states
+# mean more gain by the cut.
 #
 # ### "GPipe holds four times the batch in the same memory"
 #
@@ -543,7 +569,9 @@ four, eight = (sum(megabytes(count, [])) for count in (4, 8))
 compare(my_guess, (eight - four) / 4, ' MB')
 
 # %% [markdown]
-# A pipeline with recompute keeps less of an image: its input at each stage.
+# A pipeline with recompute keeps less of an image: its input at each stage. For the first stage that is the picture of
+# 28 x 28 numbers, for the second what crosses the cut. So the bytes of 8 images are counted here, and those of each
+# further image calculated.
 
 # %% tags=["measured"]
 counted = own(build('resnet18'), images[:2])
@@ -593,8 +621,9 @@ claims.test('C22', fullest[1] < fullest[0] and longer > 0
 #
 # A plan is one thing, a run another. When a run is slower than its plan, look at the timeline of one step.
 #
-# Here is the same pipeline four times: six equal layers on three devices, four micro-batches. One run is as it should
-# be. In one a device is slow, in one a link, in one the cut is bad.
+# Here is the same pipeline four times: six equal layers on three devices, four micro-batches. By the profile a layer
+# takes 2 units for the forward of the whole mini-batch, so half a unit for a micro-batch, and twice as long back. One
+# run is as it should be. In one a device is slow, in one a link, in one the cut is bad. (The runs are simulated.)
 
 # %%
 layer = faults.Layer(seconds=2.0, output=400, stash=800)
@@ -679,7 +708,7 @@ compare(my_guess, slow, '')
 # ### When it does not end
 #
 # A run that stops says why, or stands still. Two devices, two micro-batches, and an order of operations that somebody
-# wrote by hand:
+# wrote by hand. (Simulated again, so that you need not wait for the 30 seconds.)
 
 # %%
 rows = (('F0', 'B0', 'F1', 'B1'), ('F0', 'F1', 'B0', 'B1'))
@@ -698,8 +727,9 @@ for device, (row, spans) in enumerate(zip(stuck.rows, stuck.spans)):
 # 1. Did it end? If not: who lacks memory, or who waits for whom?
 # 2. Are gradients those of one device? A loss that is added up over micro-batches, and not averaged, is fast, and
 #    wrong.
-# 3. Do the boxes of one device take longer, by the profile, than those of others? Does a byte on one link?
-# 4. Are the stages' sums by the profile equal?
+# 3. How many times as long as by the profile do the boxes of each device take? Is one device slower than the others by
+#    that measure? Does a byte take longer on one link?
+# 4. Does the profile give all stages the same work?
 # 5. Only then the bubble. Is it larger than (p - 1) / (m + p - 1), for p stages and m micro-batches?
 #
 # In [exercises/17_diagnose.py](../exercises/17_diagnose.py) you write this down as a program, which then mends the run,
