@@ -11,12 +11,13 @@ from fewgpu.trace import WAITS
 
 @dataclass(frozen=True)
 class Change:
-    """What is otherwise. `seconds` are those of all operations, by number (see `causes`); those of receives do not
-    count. `flight` and `lost` multiply the time that messages travel and exchanges take, and the time between
-    operations."""
+    """What is otherwise. `seconds` are those of all operations, by number (see `causes`); those of sends and receives
+    do not count. The others multiply: `flight` the time that messages travel and exchanges take, `handling` that of
+    packing and unpacking messages, `lost` that between operations."""
 
     seconds: Sequence[float] | None = None
     flight: float = 1.0
+    handling: float = 1.0
     lost: float = 1.0
 
 
@@ -71,13 +72,13 @@ class Replay:
                     came = starts[sender] + flights[number] * (seconds[sender] / old[sender] if old[sender] else 1.0)
                 else:
                     came = (ends if number in at_end else starts)[sender] + flights[number] * change.flight
-                ends[number] = max(start, came) + rest[number]
+                ends[number] = max(start, came) + rest[number] * change.handling
             elif number in meeting:
                 last = max(map(begin, meeting[number]))
                 scale = change.flight if kinds[number] == 'A' else 1.0
                 ends[number] = max(start, last + rest[number] * scale)
             elif kinds[number] in WAITS:
-                ends[number] = start + old[number]
+                ends[number] = start + old[number] * change.handling
             else:
                 ends[number] = start + seconds[number]
         return ends
