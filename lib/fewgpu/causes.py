@@ -11,11 +11,10 @@ from itertools import accumulate
 
 from fewgpu.schedule.garbage import no_garbage
 from fewgpu.trace import Span
-from fewgpu.trace_files import TraceError
-from fewgpu.trace_merge import AVERAGING, Merged
+from fewgpu.trace_files import AVERAGING, TraceError
+from fewgpu.trace_merge import Merged
 
 NONE = -1
-BUCKET, AVERAGES = 'bucket', 'averages'   # what the threads of a DataParallel wait for from each other
 
 
 class Causes:

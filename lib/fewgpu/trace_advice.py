@@ -17,7 +17,7 @@ from fewgpu.schedule import with_recompute
 from fewgpu.schedule.named import schedule_maker
 from fewgpu.simulate import simulate
 from fewgpu.trace import WAITS, Timeline
-from fewgpu.trace_merge import AVERAGING
+from fewgpu.trace_files import AVERAGING
 
 WORTH = 1.005        # a gain below half a percent is none
 SLOWER = 1.1         # a device that takes so much longer than the others with the same stages is a straggler
@@ -52,8 +52,9 @@ def _changes(replay: Replay) -> Iterator[tuple[Change, str, str]]:
     yield (Change(flight=0.0), 'an infinitely fast link',
            'send less (larger buckets, a smaller dtype), or hide it behind the backward' if averages else
            'cut where activations are small, keep neighbours on one machine, or use a faster link')
-    yield (Change(handling=0.0), 'messages that need no packing',
-           'fewer and larger messages: fewer micro-batches, or cut where activations are small')
+    if not averages:
+        yield (Change(handling=0.0), 'messages that need no packing',
+               'fewer and larger messages: fewer micro-batches, or cut where activations are small')
     yield Change(lost=0.0), 'no time lost between operations', 'larger micro-batches, and a core for every rank'
 
 
@@ -103,7 +104,7 @@ def _stragglers(replay: Replay) -> Iterator[tuple[Change, str, str]]:
                 name = merged.timeline.names[row]
                 yield (Change(_scaled(replay, {row: usual / work[row]})),
                        f'{name} as fast as others that do the same work',
-                       f'it computed {work[row] / usual:.2f}x as long: look at what else runs on its machine')
+                       f'it computed {work[row] / usual:.2f}x as long: give it less, or look at what else runs there')
 
 
 def _steady(replay: Replay) -> Iterator[tuple[Change, str, str]]:

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from fewgpu.causes import NONE, Causes
 from fewgpu.trace import WAITS
-from fewgpu.trace_merge import AVERAGING, Merged
+from fewgpu.trace_files import AVERAGING
+from fewgpu.trace_merge import Merged
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from fewgpu.schedule import Message, Op
 from fewgpu.schedule.garbage import no_garbage
 
 FORMAT, VERSION = 'fewgpu trace', 1
+AVERAGING = 'data parallel'            # what a DataParallel's schedule is called, ...
+BUCKET, AVERAGES = 'bucket', 'averages'   # ... and what its two threads wait for from each other
 LATEST = 1e10   # seconds: no clock shows more, nor less than minus that
 
 

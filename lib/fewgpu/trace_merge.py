@@ -12,8 +12,6 @@ from fewgpu.schedule.garbage import no_garbage
 from fewgpu.trace import Span, Timeline
 from fewgpu.trace_files import RankTrace, TraceError, read
 
-AVERAGING = 'data parallel'   # what a DataParallel's schedule is called
-
 
 @dataclass(frozen=True)
 class Merged:

@@ -11,12 +11,14 @@ from fewgpu.workshop.blocks import ruler, style
 MOST_ROWS = 64
 IDLE = '·'
 
+Cell = tuple[Span, bool] | None   # an operation, and whether it is named, or only its kind
+
 
 def overview(timeline: Timeline, width: int, *, colour: bool, unicode: bool = True) -> Text:
     """A line a device, then times, then what letters and colours mean.
 
-    An operation begins with its name, as in `B3`, where there is room, else with the letter of its kind. Of several
-    in a column the longest one is seen.
+    An operation begins with its name, as in `B3`, where there is room, else with the letter of its kind. Where many
+    share a column, the letter tells which kind takes most of it.
     """
     gutter = max(map(len, timeline.names)) + 2
     columns = max(width - gutter - 1, 20)
@@ -26,7 +28,7 @@ def overview(timeline: Timeline, width: int, *, colour: bool, unicode: bool = Tr
     lines = []
     for name, row in list(zip(timeline.names, timeline.rows))[:MOST_ROWS]:
         cells = _cells(row, columns, scale)
-        seen |= {span.op.kind: span for span in reversed(cells) if span}
+        seen |= {cell[0].op.kind: cell[0] for cell in reversed(cells) if cell}
         lines.append(Text(f'{name:<{gutter}}') + _line(cells, colour, idle))
     if more := len(timeline.rows) - MOST_ROWS:
         if more > 0:
@@ -36,31 +38,49 @@ def overview(timeline: Timeline, width: int, *, colour: bool, unicode: bool = Tr
     return Text('\n').join([*lines, Text(' ' * gutter) + _key(seen, colour, idle)])
 
 
-def _cells(row: Sequence[Span], columns: int, scale: float) -> list[Span | None]:
-    """What is seen in each column; None: idle, or waiting."""
-    longest, cells = [0.5] * columns, [None] * columns   # what takes less than half of a column does not fill it alone
+def _cells(row: Sequence[Span], columns: int, scale: float) -> list[Cell]:
+    """What is seen in each column; None: idle, or waiting, for most of it.
+
+    A span of which at least half a column is seen there is named; shorter ones only by their kind.
+    """
+    most: list[tuple[float, Span | None]] = [(0.0, None)] * columns
+    kinds: list[dict[str, float]] = [{} for _ in range(columns)]
+    first: dict[str, Span] = {}
     for span in row:
-        if span.op.kind in WAITS or span.end <= span.start:
+        if span.op.kind in WAITS:
             continue
+        first.setdefault(span.op.kind, span)
         start, end = span.start * scale, span.end * scale
         for column in range(max(int(start), 0), min(int(end) + 1, columns)):
             covered = min(end, column + 1) - max(start, column)
-            if covered > longest[column] or cells[column] is None and covered > 0.15:
-                longest[column], cells[column] = covered, span
+            if covered > most[column][0]:
+                most[column] = covered, span
+            kinds[column][span.op.kind] = kinds[column].get(span.op.kind, 0.0) + covered
+    cells: list[Cell] = []
+    for (covered, span), shares in zip(most, kinds):
+        kind = max(shares, key=shares.__getitem__, default='')
+        if covered >= 0.5:
+            cells.append((span, True))
+        else:
+            cells.append((first[kind], False) if sum(shares.values()) >= 0.3 else None)
     return cells
 
 
-def _line(cells: Sequence[Span | None], colour: bool, idle: str) -> Text:
+def _line(cells: Sequence[Cell], colour: bool, idle: str) -> Text:
     line, at = Text(), 0
     while at < len(cells):
-        span, end = cells[at], at
-        while end < len(cells) and cells[end] is span:
+        cell, end = cells[at], at
+        while end < len(cells) and cells[end] == cell:
             end += 1
-        if span is None:
+        if cell is None:
             line.append(idle * (end - at), 'dim')
         else:
-            label = str(span.op) if len(str(span.op)) <= end - at - (0 if colour else 1) else span.op.kind
-            line.append(f'{label:{" " if colour else "-"}<{end - at}}', style(span) if colour else '')
+            (op, *_), named = cell
+            label = op.kind * (end - at)
+            if named:
+                fits = len(str(op)) <= end - at - (0 if colour else 1)
+                label = f'{str(op) if fits else op.kind:{" " if colour else "-"}<{end - at}}'
+            line.append(label, style(cell[0]) if colour else '')
         at = end
     return line
 

@@ -11,11 +11,12 @@ from rich.console import Console
 from fewgpu.causes import Causes
 from fewgpu.critical_path import Link, critical_path
 from fewgpu.plot.looks import LOOKS, Look, time_unit
+from fewgpu.trace import WAITS
 from fewgpu.trace_advice import advise
 from fewgpu.trace_chrome import to_chrome
 from fewgpu.trace_figures import figures
-from fewgpu.trace_files import TraceError
-from fewgpu.trace_merge import AVERAGING, Merged, load
+from fewgpu.trace_files import AVERAGING, TraceError
+from fewgpu.trace_merge import Merged, load
 from fewgpu.workshop.overview import overview
 from fewgpu.workshop.writable import make_writable, written
 
@@ -107,10 +108,10 @@ def _clocks(merged: Merged) -> Iterator[str]:
 
 def _path(merged: Merged, path: Sequence[Link]) -> Iterator[str]:
     names, whole = merged.timeline.names, merged.timeline.makespan or 1.0
-    shares = {'computing': sum(link.seconds for link in path if link.kind == 'op' and not _waits(link)),
-              'messages and exchanges': sum(link.seconds for link in path if link.kind in ('message', 'meeting')),
-              'packing and unpacking': sum(link.seconds for link in path if link.kind == 'op' and _waits(link)),
-              'lost between operations': sum(link.seconds for link in path if link.kind == 'lost')}
+    shares = dict.fromkeys(('computing', 'messages and exchanges', 'packing and unpacking', 'lost between operations'),
+                           0.0)
+    for link in path:
+        shares[_what(link)] += link.seconds
     said = ', '.join(f'{share / whole:.0%} {what}' for what, share in shares.items() if share / whole >= 0.005)
     yield f'Critical path, the chain that decides how long the step takes: {said}.'
     turns = list(_turns(path))
@@ -124,13 +125,13 @@ def _path(merged: Merged, path: Sequence[Link]) -> Iterator[str]:
             yield f'{"...":>9} {" " * len(unit)}  {len(left)} more turns on {len(devices)} devices'
             continue
         row, links = turn
-        ops = [str(link.op) for link in links if link.kind == 'op' and not _waits(link)]
+        ops = [str(link.op) for link in links if link.kind == 'op' and link.op.kind not in WAITS]
         some = ' '.join(ops if len(ops) <= 8 else [*ops[:4], '...', *ops[-3:]]) + (
             f' ({len(ops)} operations)' if len(ops) > 8 else '')
         begun = ''
         if links[0].kind in ('message', 'meeting'):
-            what = 'message' if links[0].kind == 'message' else 'exchange'
-            begun = f'{what} of {names[links[0].sender]} ({_time(links[0].seconds)})' + (', then ' if ops else '')
+            what = 'message of' if links[0].kind == 'message' else 'exchange with'
+            begun = f'{what} {names[links[0].sender]} ({_time(links[0].seconds)})' + (', then ' if ops else '')
         yield f'{links[0].start * factor:>9.{digits}f} {unit}  {names[row]:<{room}}  {begun}{some}'.rstrip()
 
 
@@ -138,6 +139,9 @@ def _turns(path: Sequence[Link]) -> Iterator[tuple[int, list[Link]]]:
     """Links one after the other on the same device; a message, or exchange, begins the turn of its receiver."""
     links: list[Link] = []
     for link in path:
+        if link.kind == 'lost' and not links or link.kind == 'op' and link.op.kind in WAITS and (
+                not links or link.row != links[-1].row):
+            continue   # so short that a turn of its own would say nothing
         if links and (link.row != links[-1].row or link.kind in ('message', 'meeting')):
             yield links[-1].row, links
             links = []
@@ -146,8 +150,12 @@ def _turns(path: Sequence[Link]) -> Iterator[tuple[int, list[Link]]]:
         yield links[-1].row, links
 
 
-def _waits(link: Link) -> bool:
-    return link.op is not None and link.op.kind in ('send', 'recv')
+def _what(link: Link) -> str:
+    if link.kind == 'lost':
+        return 'lost between operations'
+    if link.kind != 'op' or link.op.kind == 'A':
+        return 'messages and exchanges'
+    return 'packing and unpacking' if link.op.kind in WAITS else 'computing'
 
 
 def _advice(causes: Causes) -> Iterator[str]:
