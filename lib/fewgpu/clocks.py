@@ -53,21 +53,21 @@ def align(bounds: np.ndarray, starts: Sequence[float]) -> Clocks:
     bounds = np.array(bounds, dtype=float)
     np.fill_diagonal(bounds, 0.0)
     paths, drift = _shortest(bounds), 0.0
-    scale = 1e-12 * (1.0 + np.abs(bounds[np.isfinite(bounds)]).max(initial=0.0))   # rounding
-    while (worst := -paths.diagonal().min()) > scale:
-        pairs = bounds + bounds.T
-        drift = max(2 * drift, -pairs.min() / 2, scale) if drift else max(-pairs.min() / 2, worst / len(bounds), scale)
-        slack = bounds + drift
-        np.fill_diagonal(slack, 0.0)
-        paths = _shortest(slack)
+    rounding = 1e-12 * (1.0 + np.abs(bounds[np.isfinite(bounds)]).max(initial=0.0))
+    while paths.diagonal().min() < -rounding:   # round some circle no time passes, or less: let all take longer
+        drift = max(2 * drift, -(bounds + bounds.T).min() / 2, rounding)
+        longer = bounds + drift
+        np.fill_diagonal(longer, 0.0)
+        paths = _shortest(longer)
     upper, lower = paths[0], -paths[:, 0]
-    offsets, uncertain = [], []
-    for place, (most, least) in enumerate(zip(upper.tolist(), lower.tolist())):
-        known = most < np.inf, least > -np.inf
-        offsets.append((most + least) / 2 if all(known) else most if known[0] else least if known[1] else
-                       starts[place] - starts[0])
-        uncertain.append(max((most - least) / 2, 0.0) if all(known) else np.inf)
-    return Clocks(tuple(offsets), tuple(uncertain), drift)
+    known = np.isfinite(upper) & np.isfinite(lower)
+    offsets = np.where(known, (upper + np.where(known, lower, 0.0)) / 2, 0.0)
+    for place in np.flatnonzero(~known):
+        most = (offsets[known] + paths[known, place]).min()
+        least = (offsets[known] - paths[place, known]).max()
+        offsets[place] = (most if np.isfinite(most) else least if np.isfinite(least) else starts[place] - starts[0])
+    unsure = np.where(known, np.maximum(upper - np.where(known, lower, 0.0), 0.0) / 2, np.inf)
+    return Clocks(tuple(offsets.tolist()), tuple(unsure.tolist()), float(drift))
 
 
 def _shortest(bounds: np.ndarray) -> np.ndarray:

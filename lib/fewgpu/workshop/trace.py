@@ -46,7 +46,7 @@ def trace(
         raise typer.BadParameter(str(error)) from None
     path, console = critical_path(causes), Console(highlight=False)
     show(console, causes, path)
-    _write(console, merged, path, html, chrome, picture)
+    _write(console, causes, path, html, chrome, picture)
 
 
 def title(merged: Merged) -> str:
@@ -176,9 +176,9 @@ def _time(seconds: float) -> str:
     return f'{value:.3g} {unit}' if value < 999.5 else f'{value:.0f} {unit}'
 
 
-def _write(console: Console, merged: Merged, path: Sequence[Link], html: Path | None, chrome: Path | None,
+def _write(console: Console, causes: Causes, path: Sequence[Link], html: Path | None, chrome: Path | None,
            picture: Path | None) -> None:
-    written_files, heading = [], title(merged)
+    merged, written_files, heading = causes.merged, [], title(causes.merged)
     if html is not None:
         with written(html, '--html') as file:
             file.write(merged.timeline.to_html(title=heading).encode())
@@ -194,7 +194,9 @@ def _write(console: Console, merged: Merged, path: Sequence[Link], html: Path | 
                                      f'take --html, in which one can zoom')
         from fewgpu.workshop.trace_picture import picture as draw   # matplotlib takes its time
         with written(picture, '--picture') as file:
-            draw(merged.timeline, path, heading).savefig(file, format=picture.suffix[1:].lower(), dpi=150)
+            one = figures(causes)
+            draw(merged.timeline, path, heading, f'{_time(one.makespan)}, bubble {one.bubble:.1%}').savefig(
+                file, format=picture.suffix[1:].lower(), dpi=150)
         written_files.append(('Picture', picture))
     if written_files:
         console.print()
