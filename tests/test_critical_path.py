@@ -92,13 +92,18 @@ def test_replays_with_other_durations_are_the_simulators(plan, data):
         simulate(plan, replace(before, latency=0.0)).makespan, **NEAR)
 
 
-@given(st.sampled_from(('gpipe', '1f1b')), st.lists(st.floats(0.2, 3), min_size=2, max_size=5), st.integers(1, 8))
-def test_equal_stages_gain_what_the_simulator_says(name, times, chunks):
-    plan = with_messages(with_updates(schedule_maker(name, len(times))(chunks)))
-    price = Costs(F=times, B=[2 * time for time in times])
+def mean_of(price, kind, stages):
+    return sum(price.of(kind, stage) for stage in stages) / max(len(stages), 1)
+
+
+@given(schedules(names=FLUSHING), st.data())
+def test_equal_stages_gain_what_the_simulator_says(plan, data):
+    price = replace(data.draw(costs(plan.stages)), U=0.0)
     advice = {one.change: one for one in advise(Causes(simulated(plan, price)))}
-    mean = sum(times) / len(times)
-    gain = simulate(plan, price).makespan / simulate(plan, Costs(F=mean, B=2 * mean)).makespan
+    used = {(op.kind, op.stage) for op in plan if op.message is None}
+    mean = {kind: mean_of(price, kind, [stage for stage in range(plan.stages) if (kind, stage) in used])
+            for kind in 'FBIWR'}
+    gain = simulate(plan, price).makespan / simulate(plan, Costs(**mean, latency=price.latency)).makespan
 
     assert ('equal stages' in advice) == (gain >= 1.005)
     if gain >= 1.005:

@@ -58,41 +58,46 @@ def _changes(replay: Replay) -> Iterator[tuple[Change, str, str]]:
     yield Change(lost=0.0), 'no time lost between operations', 'larger micro-batches, and a core for every rank'
 
 
+def _computes(replay: Replay, number: int) -> bool:
+    """Is an operation computation alone? (In one that meets others the device waits for them.)"""
+    return replay.causes.spans[number].op.kind not in (*WAITS, 'A') and number not in replay.causes.meeting
+
+
 def _work(replay: Replay) -> dict[int, float]:
     """Seconds that every row computed."""
-    causes, work = replay.causes, defaultdict(float)
+    work: dict[int, float] = defaultdict(float)
     for number, seconds in enumerate(replay.seconds):
-        if causes.spans[number].op.kind not in (*WAITS, 'A') and number not in causes.meeting:
-            work[causes.rows[number]] += seconds
+        if _computes(replay, number):
+            work[replay.causes.rows[number]] += seconds
     return work
 
 
-def _scaled(replay: Replay, factors: dict[int, float]) -> list[float]:
-    """The seconds of all operations if a row's computation takes so many times as long."""
-    causes = replay.causes
-    return [seconds * factors.get(causes.rows[number], 1.0)
-            if causes.spans[number].op.kind not in (*WAITS, 'A') else seconds
-            for number, seconds in enumerate(replay.seconds)]
-
-
 def _equal(replay: Replay) -> Iterator[tuple[Change, str, str]]:
-    """The same work, shared out evenly among the devices of a pipeline."""
-    merged, work = replay.causes.merged, _work(replay)
-    together = defaultdict(list)
-    for row in work:
-        together[merged.pipelines[row] if merged.schedule['name'] != AVERAGING else None].append(row)
-    factors = {row: sum(work[one] for one in rows) / len(rows) / work[row]
-               for rows in together.values() for row in rows if work[row] > 0}
-    if len(factors) > 1:
-        averages = merged.schedule['name'] == AVERAGING
-        yield (Change(_scaled(replay, factors)), 'equal ranks' if averages else 'equal stages',
-               'give slower ranks fewer rows, or find out why they are slower' if averages else
-               'another balance: see fewgpu.balance')
+    """Each kind of operation takes the same on all stages of a pipeline (or on all ranks that average)."""
+    causes, merged = replay.causes, replay.causes.merged
+    averages = merged.schedule['name'] == AVERAGING
+    taken: dict[tuple, list[float]] = defaultdict(list)
+    keys = []
+    for number, span in enumerate(causes.spans):
+        row = causes.rows[number]
+        together = None if averages else (merged.pipelines[row], merged.parts[row])
+        keys.append((together, span.op.kind, row, span.op.stage) if _computes(replay, number) else None)
+        if keys[-1]:
+            taken[keys[-1]].append(span.seconds)
+    means = {key: sum(each) / len(each) for key, each in taken.items()}
+    alike: dict[tuple, list[float]] = defaultdict(list)
+    for key, seconds in means.items():
+        alike[key[:2]].append(seconds)
+    factors = {key: sum(alike[key[:2]]) / len(alike[key[:2]]) / seconds for key, seconds in means.items() if seconds}
+    yield (Change([seconds * factors.get(key, 1.0) for seconds, key in zip(replay.seconds, keys)]),
+           'equal ranks' if averages else 'equal stages',
+           'give slower ranks fewer rows, or find out why they are slower' if averages else
+           'another balance: see fewgpu.balance')
 
 
 def _stragglers(replay: Replay) -> Iterator[tuple[Change, str, str]]:
     """Devices that are slower than others which hold the same stages (in other replicas)."""
-    merged, work = replay.causes.merged, _work(replay)
+    causes, merged, work = replay.causes, replay.causes.merged, _work(replay)
     alike = defaultdict(list)
     for row in work:
         stages = frozenset(span.op.stage for span in merged.timeline.rows[row])
@@ -102,7 +107,8 @@ def _stragglers(replay: Replay) -> Iterator[tuple[Change, str, str]]:
         for row in rows if len(rows) > 1 else ():
             if usual > 0 and work[row] > SLOWER * usual:
                 name = merged.timeline.names[row]
-                yield (Change(_scaled(replay, {row: usual / work[row]})),
+                yield (Change([seconds * usual / work[row] if causes.rows[number] == row and _computes(replay, number)
+                               else seconds for number, seconds in enumerate(replay.seconds)]),
                        f'{name} as fast as others that do the same work',
                        f'it computed {work[row] / usual:.2f}x as long: give it less, or look at what else runs there')
 
@@ -113,7 +119,7 @@ def _steady(replay: Replay) -> Iterator[tuple[Change, str, str]]:
     for number, span in enumerate(causes.spans):
         usual[causes.rows[number], span.op.kind, span.op.stage].append(span.seconds)
     middle = {key: median(each) for key, each in usual.items()}
-    yield (Change([min(seconds, middle[causes.rows[number], op.kind, op.stage]) if op.kind not in (*WAITS, 'A')
+    yield (Change([min(seconds, middle[causes.rows[number], op.kind, op.stage]) if _computes(replay, number)
                    else seconds for number, (seconds, (op, *_)) in enumerate(zip(replay.seconds, causes.spans))]),
            'no operation slower than the median of its like',
            'something disturbs the devices: other programs, the first use of a kernel, memory that runs short')
@@ -135,7 +141,7 @@ def _more_micro_batches(causes: Causes) -> Iterator[Advice]:
     timeline = Timeline(tuple(merged.timeline.rows[row] for row in rows), ('',) * len(rows))
     kinds = Counter(span.op.kind for row in timeline.rows for span in row)
     trained = kinds['B'] + kinds['I']
-    if name == AVERAGING or len(rows) < 2 or not trained or 4 * trained > MOST:
+    if name == AVERAGING or len(rows) < 2 or not trained or 4 * max(trained, stages * count) > MOST:
         return
     again = 'never' if not kinds['R'] else 'always' if kinds['R'] == trained else 'except_last'
     latency = _latency(causes)

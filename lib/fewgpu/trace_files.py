@@ -152,9 +152,8 @@ def _from_json(stored: Mapping[str, Any]) -> RankTrace:
     schedule = _typed(stored, 'schedule', dict)
     if not isinstance(schedule.get('name'), str):
         raise _Wrong('its schedule has no name')
-    for name in ('stages', 'micro_batches'):
-        _whole(schedule, name)
-    rows = tuple(_row(row) for row in _typed(stored, 'rows', list))
+    stages, _ = (_whole(schedule, name, most=10**6) for name in ('stages', 'micro_batches'))
+    rows = tuple(_row(row, stages) for row in _typed(stored, 'rows', list))
     if not any(row.spans for row in rows):
         raise _Wrong('it holds no operation')
     stamps = {}
@@ -168,7 +167,7 @@ def _from_json(stored: Mapping[str, Any]) -> RankTrace:
                      _whole(stored, 'replica'), _whole(stored, 'part'), stamps, meetings)
 
 
-def _row(stored: Any) -> Row:
+def _row(stored: Any, stages: int) -> Row:
     number, name = _whole(_mapping(stored), 'row'), _typed(stored, 'name', str)
     spans, before = [], -LATEST
     for position, fields in enumerate(_typed(stored, 'spans', list)):
@@ -182,7 +181,7 @@ def _row(stored: Any) -> Row:
                     and -LATEST < start <= end < LATEST and (arrived is None or -LATEST < arrived < LATEST))
         except (TypeError, ValueError, OverflowError, IndexError):
             fits = False
-        if not fits or stage < 0:
+        if not fits or not 0 <= stage < stages:
             raise _Wrong(f'operation {position} of {name} is none, or its times are none: {str(fields)[:80]}')
         if start < before:
             raise _Wrong(f'operation {position} of {name} ({op}) starts before the one before it')
@@ -207,10 +206,10 @@ def _typed(stored: Mapping[str, Any], name: str, kind: type) -> Any:
     return stored[name]
 
 
-def _whole(stored: Mapping[str, Any], name: str) -> int:
+def _whole(stored: Mapping[str, Any], name: str, most: int = 10**9) -> int:
     value = stored.get(name)
-    if type(value) is not int or not 0 <= value < 10**9:
-        raise _Wrong(f'its {name} is missing, or is no whole number from 0')
+    if type(value) is not int or not 0 <= value < most:
+        raise _Wrong(f'its {name} is missing, or is no whole number from 0 to {most - 1}')
     return value
 
 

@@ -34,7 +34,10 @@ def overview(timeline: Timeline, width: int, *, colour: bool, unicode: bool = Tr
         if more > 0:
             lines.append(Text(f'... and {more} more', style='dim'))
     unit, factor = time_unit(timeline.makespan)
-    lines.append(Text(f'{unit:>{gutter - 1}} ' + ruler(timeline.makespan * factor, scale / factor), style='dim'))
+    times = ruler(timeline.makespan * factor, scale / factor)
+    if len(times) > columns:   # the last number has no room
+        times = times[:times.rfind(' ')].rstrip()
+    lines.append(Text(f'{unit:>{gutter - 1}} {times}', style='dim'))
     return Text('\n').join([*lines, Text(' ' * gutter) + _key(seen, colour, idle)])
 
 

@@ -52,8 +52,8 @@ def trace(
 def title(merged: Merged) -> str:
     """What ran."""
     name, stages, count = (merged.schedule[part] for part in ('name', 'stages', 'micro_batches'))
-    ranks = len(merged.ranks) or len(merged.timeline.rows)
-    on = f'{ranks} rank{"s" * (ranks > 1)}'
+    ranks, rows = len(merged.ranks), len(merged.timeline.rows)
+    on = f'{ranks} ranks' if ranks > 1 else f'{rows} device{"s" * (rows > 1)}'
     if name == AVERAGING:
         return f'{name}: {on}'
     pipelines = len({*zip(merged.pipelines, merged.parts)})
@@ -93,10 +93,9 @@ def _clocks(merged: Merged) -> Iterator[str]:
     clocks = merged.clocks
     if len(merged.ranks) < 2:
         return
-    others = [offset for offset, unsure in zip(clocks.offsets[1:], clocks.uncertainties[1:]) if unsure < inf]
-    if others:
-        widest = max(others, key=abs)
-        yield (f'Clocks: up to {_time(abs(widest))} apart, known to within {_time(clocks.uncertainty)} from '
+    known = [offset for offset, unsure in zip(clocks.offsets, clocks.uncertainties) if unsure < inf]
+    if len(known) > 1:
+        yield (f'Clocks: up to {_time(max(known) - min(known))} apart, known to within {_time(clocks.uncertainty)} from '
                f'the messages that ranks exchanged.')
     if clocks.drift:
         yield (f'The clocks contradict each other by {_time(clocks.drift)}: they run at different speeds, or were set '
