@@ -72,7 +72,8 @@ def test_whatever_the_clocks_show_the_merged_trace_is_the_same(case, shifts):
     for (name, trace), shift in zip(traces.items(), shifts):
         rows = tuple(replace(row, spans=tuple(span._replace(
             start=span.start + shift, end=span.end + shift,
-            arrived=None if span.arrived is None else span.arrived + shift) for span in row.spans)) for row in trace.rows)
+            arrived=None if span.arrived is None else span.arrived + shift) for span in row.spans))
+            for row in trace.rows)
         stamps = {peer: {way: [(number, time + shift) for number, time in times] for way, times in both.items()}
                   for peer, both in trace.stamps.items()}
         moved[name] = replace(trace, rows=rows, stamps=stamps)

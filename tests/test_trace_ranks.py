@@ -165,7 +165,8 @@ def test_replicas_meet_in_their_updates(four, tmp_path):
         own, = rank['hybrid']
         assert [span.op for span in row] == [op for op, *_ in own]
     for stage in (0, 1):
-        updates = [span for row in merged.timeline.rows for span in row if span.op.kind == 'U' and span.op.stage == stage]
+        updates = [span for row in merged.timeline.rows for span in row
+                   if span.op.kind == 'U' and span.op.stage == stage]
         assert len(updates) == 2
         assert min(span.end for span in updates) >= max(span.start for span in updates) - 2 * merged.clocks.uncertainty
 

@@ -62,11 +62,12 @@ def ranks_of(plan, price, offsets, *, run='a', step=1):
                 came[peer][rank].append((number, span.start + price.latency + offsets[peer]))
     for rank, (row, offset) in enumerate(zip(merged.timeline.rows, offsets)):
         had = merged.arrivals[rank]
-        spans = tuple(Recorded(span.op, span.start + offset, span.end + offset, span.live and int(span.live), span.version,
+        spans = tuple(Recorded(op, start + offset, end + offset, int(live), version,
                                had[place] + offset if place in had else None)
-                      for place, span in enumerate(row))
+                      for place, (op, start, end, live, version) in enumerate(row))
         traces[f'rank-{rank}.json'] = RankTrace(
             rank, tuple(range(count)), tuple(range(count)), run, step, dict(merged.schedule),
             (Row(rank, f'rank {rank}', spans),),
-            stamps={peer: {'sent': sent[rank][peer], 'came': came[rank][peer]} for peer in range(count) if peer != rank})
+            stamps={peer: {'sent': sent[rank][peer], 'came': came[rank][peer]}
+                    for peer in range(count) if peer != rank})
     return traces

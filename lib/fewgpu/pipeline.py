@@ -177,7 +177,7 @@ class Pipeline(HeldState):
     def save_trace(self, folder: str | PathLike[str]) -> PathLike[str]:
         """Write `trace` as `rank-N.json` into a folder (each rank its own); `./workshop.py trace FOLDER` reads them."""
         done = self._latest, self._spans, self._names, self._arrived
-        return save(folder, *done, self.devices[0], self.ranks, self.replicas)
+        return save(folder, *done, self.devices, self.ranks, self.replicas)
 
     def close(self) -> None:
         """Leave the ranks; on threads there is nothing to do."""

@@ -17,21 +17,27 @@ from fewgpu.trace_files import RankTrace, Recorded, Row, write
 if TYPE_CHECKING:
     from fewgpu.hybrid import Replicas
     from fewgpu.transport.ranks import Ranks
-    from fewgpu.transport.stamps import Stamps
+    from fewgpu.transport.stamps import Stamp
 
 _LONG = 10.0   # seconds before a step whose stamps still tell about its clocks, which drift
 
 
 def save(folder: str | os.PathLike[str], schedule: Schedule, spans: Sequence[Sequence[tuple]], names: Sequence[str],
-         arrived: Mapping[Message, float], device: Device, ranks: 'Ranks | None', replicas: 'Replicas | None') -> Path:
-    """What a Pipeline did in its latest step. Raises ValueError if there was none, OSError if it cannot be written."""
+         arrived: Mapping[Message, float], devices: Sequence[Device], ranks: 'Ranks | None',
+         replicas: 'Replicas | None') -> Path:
+    """What a Pipeline did in its latest step; `devices` are those of the rows, or of this rank's.
+
+    Raises ValueError if there was none, OSError if it cannot be written.
+    """
     if not any(spans):
         raise ValueError('there is no trace yet: let the pipeline train a step before save_trace')
-    clocked = [on_host_clock(row, device) for row in spans]
-    own = {ranks.members[row]: peer.stamps for row, peer in ranks.peers.items()} if ranks else {}
-    sizes = {stamp.message: (stamp.number, stamp.size) for peer in own.values() for stamp in peer.sent
+    clocked = [on_host_clock(row, devices[0 if ranks else place]) for place, row in enumerate(spans)]
+    # (Their threads go on noting meanwhile: copies.)
+    own = {ranks.members[row]: ([*peer.stamps.sent], [*peer.stamps.came])
+           for row, peer in ranks.peers.items()} if ranks else {}
+    sizes = {stamp.message: (stamp.number, stamp.size) for sent, _ in own.values() for stamp in sent
              if stamp.step == ranks.step}
-    came = {stamp.message: (stamp.number, None) for peer in own.values() for stamp in peer.came
+    came = {stamp.message: (stamp.number, None) for _, received in own.values() for stamp in received
             if stamp.step == ranks.step}
     rows = tuple(Row(number, name, tuple(
         Recorded(op, *times, arrived.get(op.message) if op.kind == 'recv' else None,
@@ -44,13 +50,13 @@ def save(folder: str | os.PathLike[str], schedule: Schedule, spans: Sequence[Seq
         _rank() if ranks else members[0], tuple(range(dist.get_world_size())) if replicas else members, members,
         run_id(), ranks.step if ranks else 0,
         {'name': schedule.name, 'stages': schedule.stages, 'micro_batches': schedule.micro_batches}, rows,
-        replica, part, {rank: _pairs(stamps, first) for rank, stamps in own.items()},
+        replica, part, {rank: {'sent': _pairs(sent, first), 'came': _pairs(received, first)}
+                        for rank, (sent, received) in own.items()},
         [(replicas.members, list(replicas.meetings))] if replicas else []), folder)
 
 
-def _pairs(stamps: 'Stamps', first: float) -> dict[str, list[tuple[int, float]]]:
-    return {way: [(stamp.number, stamp.seconds) for stamp in kept if stamp.seconds > first - _LONG]
-            for way, kept in (('sent', [*stamps.sent]), ('came', [*stamps.came]))}
+def _pairs(stamps: Iterable['Stamp'], first: float) -> list[tuple[int, float]]:
+    return [(stamp.number, stamp.seconds) for stamp in stamps if stamp.seconds > first - _LONG]
 
 
 def on_host_clock(row: Iterable[tuple], device: Device) -> list[tuple]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fewgpu.schedule import Message
 
-KEPT = 4096   # of each direction: a clock drifts, so old stamps tell little
+KEPT = 8192   # of each direction: a clock drifts, so old stamps tell little
 
 
 class Stamp(NamedTuple):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from math import inf
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated
 
 import typer
@@ -71,7 +72,10 @@ def show(console: Console, causes: Causes, path: Sequence[Link]) -> None:
     for lines in (_figures(causes), _path(merged, path), _advice(causes)):
         console.print()
         for line in lines:
-            console.print(line, markup=False, soft_wrap=not console.is_terminal)
+            if console.is_terminal:
+                indent = ' ' * 9 if line.startswith(' ') else ''
+                line = '\n'.join(wrap(line, console.width, subsequent_indent=indent, replace_whitespace=False))
+            console.print(line, markup=False, soft_wrap=True)
 
 
 def _figures(causes: Causes) -> Iterator[str]:
@@ -95,8 +99,8 @@ def _clocks(merged: Merged) -> Iterator[str]:
         return
     known = [offset for offset, unsure in zip(clocks.offsets, clocks.uncertainties) if unsure < inf]
     if len(known) > 1:
-        yield (f'Clocks: up to {_time(max(known) - min(known))} apart, known to within {_time(clocks.uncertainty)} from '
-               f'the messages that ranks exchanged.')
+        yield (f'Clocks: up to {_time(max(known) - min(known))} apart, known to within {_time(clocks.uncertainty)} '
+               f'from the messages that ranks exchanged.')
     if clocks.drift:
         yield (f'The clocks contradict each other by {_time(clocks.drift)}: they run at different speeds, or were set '
                f'meanwhile. Save the trace of a shorter step.')
@@ -129,7 +133,7 @@ def _path(merged: Merged, path: Sequence[Link]) -> Iterator[str]:
             f' ({len(ops)} operations)' if len(ops) > 8 else '')
         begun = ''
         if links[0].kind in ('message', 'meeting'):
-            what = 'message of' if links[0].kind == 'message' else 'exchange with'
+            what = 'message from' if links[0].kind == 'message' else 'exchange with'
             begun = f'{what} {names[links[0].sender]} ({_time(links[0].seconds)})' + (', then ' if ops else '')
         yield f'{links[0].start * factor:>9.{digits}f} {unit}  {names[row]:<{room}}  {begun}{some}'.rstrip()
 
