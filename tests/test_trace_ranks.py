@@ -67,6 +67,11 @@ def averaged(folder: str) -> None:
         with torch.no_grad():
             model(x)   # no part of a step
     model.save_trace(folder)
+    with model.join():   # who is through follows the others, also when they compare their clocks
+        for _ in range(1 + dist.get_rank()):
+            model(x).square().mean().backward()
+    with pytest.raises(ValueError, match='trace=True'):
+        DataParallel(layers(1), trace=dist.get_rank() == 0)
 
 
 def replicated(folder: str) -> list[list[tuple]]:

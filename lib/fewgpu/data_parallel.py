@@ -54,7 +54,7 @@ class DataParallel(nn.Module):
             DataParallel at the same time.
         bucket_mb: size of a bucket, in 2^20 bytes.
         time_limit: bounds every wait for another rank, in seconds.
-        trace: note what every step does, for `save_trace`.
+        trace: note what every step does, for `save_trace`; on all ranks or none.
 
     Raises ValueError if the ranks' modules differ or nothing needs a gradient. `backward` raises
     PeerError, which names the rank, if one died, ended earlier or is late.
@@ -70,7 +70,7 @@ class DataParallel(nn.Module):
         for table in ('_parameters', '_buffers', '_modules', '_non_persistent_buffers_set'):
             self.__dict__[table] = getattr(module, table)
         self.training = module.training
-        self._group = new_group(group, time_limit, 'DataParallel')
+        self._group = new_group(group, time_limit, 'DataParallel with trace=True' if trace else 'DataParallel')
         learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not learned:
             raise ValueError('no parameter of the module requires a gradient: nothing to average')

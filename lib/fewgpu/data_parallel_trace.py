@@ -12,7 +12,8 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,20 @@ import torch.distributed as dist
 from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fewgpu.group import Group
+from fewgpu.collectives import Group, all_gather
 from fewgpu.schedule import Message, Op
 from fewgpu.trace_files import AVERAGES, AVERAGING, BUCKET, RankTrace, Recorded, Row, write
 from fewgpu.trace_save import run_id
+
+_ROUNDS = 3   # exchanges that compare clocks after a step
 
 
 class Recorder:
     """Notes the spans of the latest step. On a GPU each note waits for what the thread has enqueued there."""
 
-    def __init__(self, parameters: Iterable[torch.Tensor], group: Group) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], group: Group) -> None:
         self._own, self._group = {id(parameter) for parameter in parameters}, group
-        self._on_gpu = any(parameter.is_cuda for parameter in parameters)
+        self._device = parameters[0].device
         self._step, self._over = 0, True
         self._meetings: deque[tuple[int, float, float]] = deque(maxlen=4096)
         self._met = 0
@@ -50,7 +53,7 @@ class Recorder:
         self._free = self._now()                               # the thread that averages
 
     def _now(self) -> float:
-        if self._on_gpu:
+        if self._device.type == 'cuda':
             torch.cuda.current_stream().synchronize()
         return time.perf_counter()
 
@@ -91,11 +94,23 @@ class Recorder:
         number, start = len(self._exchanges) // 2, self._now()
         self._exchanges.append(Recorded(Op('recv', 0, number, Message(BUCKET, 0, 0, number)), min(self._free, start),
                                         start, arrived=asked))
-        job()
-        self._free = self._now()
+        self._free = self._meet(start, job)
         self._exchanges.append(Recorded(Op('A', 0, number), start, self._free, size=size))
-        self._meetings.append((self._met, start, self._free))
+
+    def compare_clocks(self) -> None:
+        """All ranks are just through with the same all-reduce, so they come to this exchange at nearly the same time,
+        and it tells best how their clocks differ: a slow rank makes others wait in all exchanges before."""
+        pieces = [torch.zeros(1, device=self._device) for _ in range(self._group.size)]
+        for _ in range(_ROUNDS):
+            self._meet(self._now(), partial(all_gather, pieces, self._group))
+
+    def _meet(self, start: float, job: Callable[[], Any]) -> float:
+        """Do with all others what began at `start`; when it ended."""
+        job()
+        end = self._now()
+        self._meetings.append((self._met, start, end))
         self._met += 1
+        return end
 
     def _update_begins(self) -> None:
         self._updating = self._now()

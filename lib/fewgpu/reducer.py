@@ -106,6 +106,8 @@ class Reducer:
             self._reduce_next()
         self._jobs[-1].result()
         self._jobs = None
+        if self.recorder:
+            self.recorder.compare_clocks()
         views = iter([view for bucket in self._buckets for view in bucket.views])
         gradients = [next(views) for _ in self._parameters]
         for parameter, gradient, is_used in zip(self._parameters, gradients, next(views).tolist()):
@@ -129,6 +131,8 @@ class Reducer:
             while self._agree_on_rows(_ENDED):
                 for which in range(len(self._parts)):
                     self._reduce(which)
+                if self.recorder:
+                    self.recorder.compare_clocks()
 
         self._thread.submit(go_on).result()
 
