@@ -75,13 +75,12 @@ def merge(traces: Mapping[str, RankTrace]) -> Merged:
     rows, names, pipelines, parts, arrivals, sizes = [], [], [], [], [], []
     for trace, offset in zip(ordered, clocks.offsets):
         for row in trace.rows:
-            late = offset + begin
-            rows.append(tuple(Span(span.op, span.start - late, span.end - late, span.live, span.version)
-                              for span in row.spans))
+            rows.append(tuple(Span(span.op, span.start - offset - begin, span.end - offset - begin, span.live,
+                                   span.version) for span in row.spans))   # in this order: the first starts at 0.0
             names.append(row.name)
             pipelines.append(trace.members)
             parts.append(trace.part)
-            arrivals.append({place: span.arrived - late for place, span in enumerate(row.spans)
+            arrivals.append({place: span.arrived - offset - begin for place, span in enumerate(row.spans)
                              if span.arrived is not None})
             sizes.append({place: span.size for place, span in enumerate(row.spans) if span.size is not None})
     return Merged(Timeline(tuple(rows), tuple(names)), ordered[0].schedule, tuple(pipelines), tuple(parts),
