@@ -1,7 +1,8 @@
 """Data parallelism: every rank has the whole model and its own rows; gradients are averaged."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from os import PathLike
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fewgpu.alike import start_alike
 from fewgpu.collectives import broadcast
+from fewgpu.data_parallel_trace import Recorder
 from fewgpu.group import new_group
 from fewgpu.limit import verify_time_limit
 from fewgpu.microbatch import rows_of_inputs
@@ -52,13 +54,14 @@ class DataParallel(nn.Module):
             DataParallel at the same time.
         bucket_mb: size of a bucket, in 2^20 bytes.
         time_limit: bounds every wait for another rank, in seconds.
+        trace: note what every step does, for `save_trace`; on all ranks or none.
 
     Raises ValueError if the ranks' modules differ or nothing needs a gradient. `backward` raises
     PeerError, which names the rank, if one died, ended earlier or is late.
     """
 
     def __init__(self, module: nn.Module, *, group: dist.ProcessGroup | None = None,
-                 bucket_mb: float = 25.0, time_limit: float = 60.0) -> None:
+                 bucket_mb: float = 25.0, time_limit: float = 60.0, trace: bool = False) -> None:
         super().__init__()
         verify_time_limit(time_limit)
         self.rows: int | None = None   #: rows of the next forwards; None: look at the inputs
@@ -67,7 +70,7 @@ class DataParallel(nn.Module):
         for table in ('_parameters', '_buffers', '_modules', '_non_persistent_buffers_set'):
             self.__dict__[table] = getattr(module, table)
         self.training = module.training
-        self._group = new_group(group, time_limit, 'DataParallel')
+        self._group = new_group(group, time_limit, 'DataParallel with trace=True' if trace else 'DataParallel')
         learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not learned:
             raise ValueError('no parameter of the module requires a gradient: nothing to average')
@@ -76,6 +79,7 @@ class DataParallel(nn.Module):
                  if isinstance(norm, _BatchNorm) and norm.running_mean is not None]
         self._reducer = Reducer(learned, norms, self._group, bucket_mb)
         self._sync = True
+        self._recorder = self._reducer.recorder = Recorder(learned, self._group) if trace else None
 
     def _state(self) -> list[torch.Tensor]:
         return [*self.module.parameters(), *self.module.buffers()]
@@ -90,14 +94,19 @@ class DataParallel(nn.Module):
         if recomputing and torch._C._current_graph_task_id() == -1:   # no backward goes on
             raise RuntimeError('an earlier backward of this rank stopped halfway, and other ranks '
                                'wait for the rest of it: start all ranks again')
-        outputs = self.module(*inputs, **named)
-        if torch.is_grad_enabled() and not recomputing:
+        trained = torch.is_grad_enabled() and not recomputing
+        with self._recorder.forward() if self._recorder and trained else nullcontext():
+            outputs = self.module(*inputs, **named)
+        if trained:
             rows = rows_of_inputs((inputs, named)) if self.rows is None else self.rows
             self._reducer.expect(rows, self._sync)
             leaves = [leaf for leaf in pytree.tree_leaves(outputs)
                       if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-            if leaves and self._sync:   # else (tensors hidden in an object) a parameter will begin
-                register_multi_grad_hook(leaves, lambda _: self._reducer.begin(), mode='any')
+            begin = self._reducer.begin if self._sync else None
+            if leaves and self._recorder:
+                register_multi_grad_hook(leaves, lambda _: self._recorder.backward(begin), mode='any')
+            elif leaves and begin:   # else (tensors hidden in an object) a parameter will begin
+                register_multi_grad_hook(leaves, lambda _: begin(), mode='any')
         return outputs
 
     @contextmanager
@@ -118,6 +127,13 @@ class DataParallel(nn.Module):
         yield
         self._reducer.follow()
         self._take_state_of(self._reducer.last_running)
+
+    def save_trace(self, folder: str | PathLike[str]) -> PathLike[str]:
+        """Write what the latest step did as `rank-N.json` into a folder, each rank its own; `./workshop.py trace FOLDER`
+        reads them. Raises RuntimeError if nothing was noted, ValueError if there was no step."""
+        if self._recorder is None:
+            raise RuntimeError('nothing was noted for a trace: make the model with DataParallel(module, trace=True)')
+        return self._recorder.save(folder)
 
     def train(self, mode: bool = True) -> 'DataParallel':
         """As for the module."""

@@ -14,6 +14,8 @@ the cool-down of the pipeline. (HyPar-Flow, arXiv 1911.05146, has one all-reduce
 """
 
 import math
+import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -42,6 +44,7 @@ class Replicas:
     def __init__(self, group: Group, parts: Group | None = None) -> None:
         self._group, self._parts = group, parts
         self._weight = 1.0
+        self.meetings: deque[tuple[int, float, float]] = deque(maxlen=64)   #: when all met: (number, start, end)
 
     @property
     def is_first(self) -> bool:
@@ -52,6 +55,16 @@ class Replicas:
     def size(self) -> int:
         """How many replicas there are."""
         return self._group.size
+
+    @property
+    def index(self) -> tuple[int, int]:
+        """Which replica, and which part of its stages, this rank has."""
+        return self._group.rank, self._parts.rank if self._parts else 0
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks."""
+        return tuple(dist.get_process_group_ranks(self._group.process_group))
 
     def take_first_replica(self, module: nn.Module) -> None:
         """Everybody takes the parameters and buffers of replica 0. Raises ValueError if the replicas
@@ -73,8 +86,9 @@ class Replicas:
                 raise ValueError(f'the parts of a stage were given different mini-batches (of {counts} rows), or their '
                                  f'random generators are at different points: give the ranks of a pipeline the same '
                                  f'rows, and call torch.manual_seed with the same number on all of them')
-        total = torch.tensor([rows], device=device)
+        total, start = torch.tensor([rows], device=device), time.perf_counter()
         all_reduce(total, self._group)
+        self.meetings.append((self.meetings[-1][0] + 1 if self.meetings else 0, start, time.perf_counter()))
         self._weight = rows / max(1, int(total)) if is_mean else 1.0
 
     def average(self, gradients: Gradients) -> Gradients:

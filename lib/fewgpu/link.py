@@ -29,9 +29,11 @@ class Link:
         self._free[device] = start + size / self.bandwidth
         return self._free[device] + self.latency
 
-    def wait(self, value: Any, sent: float, device: int) -> None:
-        """Until a message has arrived; times are those of time.perf_counter."""
-        time.sleep(max(0.0, self.arrival(bytes_in(value), sent, device) - time.perf_counter()))
+    def wait(self, value: Any, sent: float, device: int) -> float:
+        """Until a message has arrived; when that is. Times are those of time.perf_counter."""
+        arrival = self.arrival(bytes_in(value), sent, device)
+        time.sleep(max(0.0, arrival - time.perf_counter()))
+        return arrival
 
 
 def bytes_in(value: Any) -> int:

@@ -14,6 +14,7 @@ the same mini-batch; it keeps and trains its own stages only.
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +37,7 @@ from fewgpu.schedule.named import schedule_makers
 from fewgpu.schedule.plans import Plans
 from fewgpu.skip_routes import routes
 from fewgpu.trace import Timeline
+from fewgpu.trace_save import save
 from fewgpu.updates import updating, verify_can_wait, verify_meets_newest
 from fewgpu.transport import Mailbox, refuse_devices_around
 
@@ -115,7 +117,7 @@ class Pipeline(HeldState):
         self._turn = turn_of(module)
         self._names = [f'rank {rank}' for rank in ranks.members] if ranks else [d.name for d in self.devices]
         take_first_replicas(self._held, layout, ranks, replicas)
-        self._latest, self._spans = layout, [[] for _ in layout.rows]   # the schedule and its spans
+        self._latest, self._spans, self._arrived = layout, [[] for _ in layout.rows], {}   # of a schedule: its spans
 
     def step(self, x: Any, y: Any, *, update: bool = True) -> torch.Tensor:
         """Train on one mini-batch; its loss, a tensor without a graph (on every rank).
@@ -171,6 +173,11 @@ class Pipeline(HeldState):
         rows = [[(op, *fields) for op, fields in zip(ops, self.ranks.tell(row, [(*s[1:],) for s in spans]))]
                 for row, (ops, spans) in enumerate(zip(self._latest.rows, self._spans)) if self.ranks]
         return Timeline.of(rows, self._names) if self.ranks else self.trace
+
+    def save_trace(self, folder: str | PathLike[str]) -> PathLike[str]:
+        """Write `trace` as `rank-N.json` into a folder (each rank its own); `./workshop.py trace FOLDER` reads them."""
+        done = self._latest, self._spans, self._names, self._arrived
+        return save(folder, *done, self.devices, self.ranks, self.replicas)
 
     def close(self) -> None:
         """Leave the ranks; on threads there is nothing to do."""
@@ -232,8 +239,8 @@ class Pipeline(HeldState):
         mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(schedule, time_limit=limit)
         with telling_who_updated(stages), self._held.noting_buffers():
             values, self._spans = run(schedule, self._rows, self.devices, stages, messages,
-                                      [activation(self._last + 1, i) for i in own],
-                                      whole=whole, mailbox=mailbox)
+                                      [activation(self._last + 1, i) for i in own], whole=whole, mailbox=mailbox)
+        self._arrived = mailbox.arrived
         return of_all_replicas(self.ranks, self._homes[self._last], dict(zip(own, values)))
 
     def _tell_all(self, losses: torch.Tensor | None) -> torch.Tensor:

@@ -9,11 +9,12 @@ nothing mixes with other traffic. (Li et al., PyTorch Distributed, VLDB 2020, se
 memory)
 """
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,6 +22,9 @@ from torch.autograd import Variable
 
 from fewgpu.buckets import Bucket, cut
 from fewgpu.collectives import Group, PeerError, all_gather, all_reduce
+
+if TYPE_CHECKING:
+    from fewgpu.data_parallel_trace import Recorder
 
 _ENDED = -1   # in place of a number of rows: this rank has no more of them
 
@@ -39,6 +43,7 @@ class Reducer:
         self._latest_rows = 0                    # of that
         self._weight = 0.0                       # of this rank in the latest reduction
         self.last_running = 0                    #: a rank that took part in it
+        self.recorder: 'Recorder | None' = None  #: who notes what is exchanged when
         self._make_buckets(list(reversed(parameters)), norms, bucket_mb)
 
     def _make_buckets(self, parameters: list[nn.Parameter], norms: Sequence[nn.Module],
@@ -101,6 +106,8 @@ class Reducer:
             self._reduce_next()
         self._jobs[-1].result()
         self._jobs = None
+        if self.recorder:
+            self.recorder.compare_clocks()
         views = iter([view for bucket in self._buckets for view in bucket.views])
         gradients = [next(views) for _ in self._parameters]
         for parameter, gradient, is_used in zip(self._parameters, gradients, next(views).tolist()):
@@ -124,6 +131,8 @@ class Reducer:
             while self._agree_on_rows(_ENDED):
                 for which in range(len(self._parts)):
                     self._reduce(which)
+                if self.recorder:
+                    self.recorder.compare_clocks()
 
         self._thread.submit(go_on).result()
 
@@ -132,12 +141,16 @@ class Reducer:
         self._next += 1
 
     def _submit(self, job: Callable[..., Any], *arguments: Any) -> None:
-        before = self._jobs[-1:]
+        before, asked = self._jobs[-1:], time.perf_counter()
 
         def run() -> None:
             for earlier in before:   # over by now; its error is the one that counts
                 earlier.result()
-            job(*arguments)
+            if self.recorder:
+                size = self._buckets[arguments[0]].flat.nbytes if job == self._reduce else 8
+                self.recorder.exchange(partial(job, *arguments), asked, size)
+            else:
+                job(*arguments)
 
         self._jobs.append(self._thread.submit(run))
 

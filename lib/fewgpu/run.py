@@ -105,7 +105,9 @@ class Interpreter:
         parcel = self._mailbox.recv(op.message, self._index)
         device, sender = stage.stage.device, self._whole.sender_of(op.message)
         if device.link is not None and sender not in (None, self._index):
-            device.link.wait(parcel.value, parcel.sent, sender)
+            self._mailbox.arrived[op.message] = device.link.wait(parcel.value, parcel.sent, sender)
+        else:
+            self._mailbox.arrived[op.message] = parcel.sent
         # What a skip carries nobody changes in place: where it stays on a device it need not be copied.
         stays = sender == self._index and skip_name(op.message.what) is not None
         self._values[op.message] = parcel.value if stays else parcel.copy_to(device.torch)

@@ -1,7 +1,7 @@
 """A timeline as Trace Event JSON, which https://ui.perfetto.dev opens."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import count
 from os import PathLike
 from pathlib import Path
@@ -10,14 +10,17 @@ from typing import Any
 from fewgpu.trace import WAITS, Timeline
 
 
-def to_chrome(timeline: Timeline, path: str | PathLike[str] | None = None) -> str:
+def to_chrome(timeline: Timeline, path: str | PathLike[str] | None = None,
+              pipelines: Sequence[Hashable] | None = None) -> str:
     """The timeline as JSON in the Trace Event format, also written to `path` if one is given.
 
     A thread a device; an operation is a slice whose arguments are its stage, its micro-batch and
     the weight version; live bytes are counters; arrows follow every micro-batch from stage to
-    stage. Open the file in https://ui.perfetto.dev.
+    stage, among the rows of one pipeline where `pipelines` names that of each. Open the file in
+    https://ui.perfetto.dev.
     """
-    events = [*_threads(timeline), *_slices(timeline), *_counters(timeline), *_arrows(timeline)]
+    events = [*_threads(timeline), *_slices(timeline), *_counters(timeline),
+              *_arrows(timeline, pipelines or [0] * len(timeline.rows))]
     text = json.dumps({'traceEvents': events, 'displayTimeUnit': 'ms'})
     if path is not None:
         Path(path).write_text(text, encoding='utf-8')
@@ -58,16 +61,16 @@ def _counters(timeline: Timeline) -> Iterator[dict[str, Any]]:
                              args={'bytes': span.live})
 
 
-def _arrows(timeline: Timeline) -> Iterator[dict[str, Any]]:
+def _arrows(timeline: Timeline, pipelines: Sequence[Hashable]) -> Iterator[dict[str, Any]]:
     """From every forward to the one downstream, from every backward to the one upstream."""
-    where = {span.op[:3]: (device, span) for device, row in enumerate(timeline.rows) for span in row
-             if span.op.kind not in WAITS}
+    where = {(pipelines[device], *span.op[:3]): (device, span) for device, row in enumerate(timeline.rows)
+             for span in row if span.op.kind not in WAITS}
     numbers = count()
-    for (kind, stage, micro_batch), (device, span) in where.items():
+    for (pipeline, kind, stage, micro_batch), (device, span) in where.items():
         step = {'F': 1, 'B': -1, 'I': -1}.get(kind)
-        if step is None or (kind, stage + step, micro_batch) not in where:
+        if step is None or (pipeline, kind, stage + step, micro_batch) not in where:
             continue
-        there, arrival = where[kind, stage + step, micro_batch]
+        there, arrival = where[pipeline, kind, stage + step, micro_batch]
         number, name = next(numbers), 'activation' if kind == 'F' else 'gradient'
         # An arrow belongs to the slice that is open at its time: it leaves from within one.
         yield _event('s', device, (span.start + span.end) / 2, name, cat='message', id=number)

@@ -31,6 +31,7 @@ class Mailbox:
         self._running = set(range(len(schedule.rows)))
         self._position = [0] * len(schedule.rows)
         self._error: BaseException | None = None
+        self.arrived: dict[Message, float] = {}   #: when what was received had come, by time.perf_counter
 
     def at(self, device: int, position: int) -> None:
         """Device `device` comes to its operation `position`; raises `Stopped` after an abort."""

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from fewgpu.schedule import Message
+from fewgpu.transport.stamps import Stamps
 from fewgpu.transport.wire import HEAD, decode, encode
 
 FOREVER = timedelta(days=7)   # gloo closes all connections when a wait times out: we wait ourselves
@@ -35,6 +36,7 @@ class Peer:
         self._group, self._place, self._deliver, self._lost = group, place, deliver, lost
         self._turn = threading.Lock()   # the head and the parts of a message follow each other
         self._said_bye = False
+        self.stamps = Stamps()   #: when its messages left and came
         self._leaving: queue.SimpleQueue[tuple[list, list] | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=run, daemon=True, name=f'fewgpu rank {place}')
                          for run in (self._listen, self._let_go)]
@@ -52,6 +54,7 @@ class Peer:
             if self._said_bye:
                 return
             self._said_bye = message == BYE
+            self.stamps.leaves(step, message, sum(tensor.nbytes for tensor in tensors))
             try:
                 works = [self._group.send([tensor], self._place, _PARTS if k else _HEADS)
                          for k, tensor in enumerate(tensors)]
@@ -74,6 +77,7 @@ class Peer:
             while True:
                 coming.wait(FOREVER)
                 step, message, value = decode(head, self._receive)
+                self.stamps.comes(step, message)
                 if message == BYE:
                     break
                 self._deliver(step, message, value)

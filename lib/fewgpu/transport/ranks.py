@@ -57,7 +57,7 @@ class Ranks:
         self.index, self.size = self.members.index(dist.get_rank()), len(self.members)
         self.time_limit = time_limit
         self._changed = threading.Condition()   # never held while a mailbox is asked for something
-        self._step, self._tells = 0, 0
+        self.step, self._tells = 0, 0            # `step`: how many were begun
         self._begun = [(0, '')] * self.size      # of each member the latest step, and its schedule
         self._told: dict[int, Any] = {}
         self._early: dict[int, list[tuple[Message, Parcel]]] = {}   # by step
@@ -65,7 +65,7 @@ class Ranks:
         self._left: set[int] = set()             # who said goodbye
         self._error: RankFailed | None = None
         self._doing = _OUTSIDE                   # when not in a step
-        self._peers: dict[int, Peer] = {}
+        self.peers: dict[int, Peer] = {}         #: the connections, by row
         self._connect()
         atexit.register(self.close)   # its threads must not meet an interpreter that is gone
 
@@ -78,7 +78,7 @@ class Ranks:
             come_to_make(self.members, f'Ranks({self.members})', self.time_limit)
             if self.size > 1:
                 group = dist.ProcessGroupGloo(store, self.index, self.size, timedelta(seconds=self.time_limit))
-                self._peers = {row: Peer(group, row, partial(self._arrived, row),
+                self.peers = {row: Peer(group, row, partial(self._arrived, row),
                                          partial(self._lost, row))
                                for row in range(self.size) if row != self.index}
         except BaseException as error:
@@ -98,14 +98,14 @@ class Ranks:
         plan = (f'{schedule.name} with {schedule.stages} stages, {schedule.micro_batches} micro-batches '
                 f'and {sum(map(len, schedule.rows))} operations')
         with self._changed:
-            self._step += 1
-            step, self._begun[self.index] = self._step, (self._step, plan)
+            self.step += 1
+            step, self._begun[self.index] = self.step, (self.step, plan)
             mailbox = self._mailboxes[step] = RankMailbox(schedule, self, step)
             early = self._early.pop(step, [])
         self._tell_all(Message(_BEGIN, -1, -1, -1), plan)
         self._wait(f'waits to begin step {step}', lambda: {
             row for row, (begun, _) in enumerate(self._begun) if begun < step - _AHEAD})
-        for row in self._peers:
+        for row in self.peers:
             self._look_after(row)
         for message, parcel in early:
             mailbox.deliver(message, parcel)
@@ -126,7 +126,7 @@ class Ranks:
     def abort(self, error: BaseException) -> None:
         """Tell all the others of an error here: they stop at their next wait. The first counts."""
         sentence = str(error) if isinstance(error, RankFailed) else (
-            f'{self._names([self.index])} failed in step {self._step}: {described(error)}')
+            f'{self._names([self.index])} failed in step {self.step}: {described(error)}')
         if self._stop(RankFailed(sentence)):
             self._tell_all(Message(_ERROR, -1, -1, -1), sentence)
             with contextlib.suppress(RuntimeError):   # the store may be gone
@@ -136,13 +136,13 @@ class Ranks:
         """Leave the others, who may still finish what they have all messages for."""
         atexit.unregister(self.close)
         self._stop(RankFailed(f'the Ranks of {self._names([self.index])} are closed'))
-        for peer in self._peers.values():
+        for peer in self.peers.values():
             peer.close()
         self._signs.close()
 
     def send(self, row: int, step: int, message: Message, parcel: Parcel) -> None:
         """Send a value to a member; waits for nobody."""
-        self._peers[row].send(step, message, _on_host(parcel))
+        self.peers[row].send(step, message, _on_host(parcel))
 
     def gone(self, row: int) -> str | None:
         """That a member has left, if it has."""
@@ -154,8 +154,8 @@ class Ranks:
         return self._signs.look()
 
     def _tell_all(self, message: Message, value: Any) -> None:
-        for peer in self._peers.values():
-            peer.send(self._step, message, value)
+        for peer in self.peers.values():
+            peer.send(self.step, message, value)
 
     def _wait(self, doing: str, missing: Callable[[], set[int]]) -> None:
         """Until no member is missing."""
@@ -200,7 +200,7 @@ class Ranks:
             parcel = Parcel(value, {}, time.perf_counter(), own=True)
             with self._changed:
                 mailbox = self._mailboxes.get(step)
-                if mailbox is None and step > self._step:
+                if mailbox is None and step > self.step:
                     self._early.setdefault(step, []).append((message, parcel))
             if mailbox is not None:
                 mailbox.deliver(message, parcel)
@@ -237,8 +237,8 @@ class Ranks:
             return list(self._mailboxes.values())
 
     def _sign(self) -> Sign:
-        mailbox = self._mailboxes.get(self._step)
-        return mailbox and mailbox.sign() or Sign(0, f'{self._doing}, after step {self._step}')
+        mailbox = self._mailboxes.get(self.step)
+        return mailbox and mailbox.sign() or Sign(0, f'{self._doing}, after step {self.step}')
 
     def _names(self, rows: Sequence[int]) -> str:
         return 'rank ' + ', '.join(str(self.members[row]) for row in rows)

@@ -33,6 +33,7 @@ PANELS = {
         'demo': ('demo', 'demo', 'One system of the lectures, its claim put to the test.'),
         'plan': ('plan', 'plan', 'Which way to train a model on a cluster: predicted speed and memory.'),
         'draw': ('draw', 'draw', 'Show a schedule: in the terminal, as a picture, as a page.'),
+        'trace': ('trace', 'trace', 'What the ranks of a run did in a step, and what to change first.'),
     },
     'Where it runs': {
         'doctor': ('runner.doctor', 'doctor', 'Is this machine ready?'),

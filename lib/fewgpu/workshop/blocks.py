@@ -35,7 +35,7 @@ def blocks(timeline: Timeline, width: int, *, colour: bool, line: str = '─') -
             return None   # shorter blocks have still less room
         drawn = [Text(f'{name:<{gutter}}') + _draw(row, short, None if colour else line)
                  for (name, _), row in zip(lanes, rows)]
-        below = Text(' ' * gutter + _ruler(timeline.makespan, scale), style='dim')
+        below = Text(' ' * gutter + ruler(timeline.makespan, scale), style='dim')
         return Text('\n').join([*drawn, below, Text(' ' * gutter) + _key(cells, colour)])
     return None
 
@@ -66,7 +66,7 @@ def _draw(cells: list[Cell], short: set[str], line: str | None) -> Text:
     for start, end, span in cells:
         row.append(' ' * (start - column))
         row.append(f'{_label(span, short):{line or " "}<{end - start}}',
-                   '' if line else _style(span))
+                   '' if line else style(span))
         column = end
     return row
 
@@ -76,10 +76,10 @@ def _key(cells: list[Cell], colour: bool) -> Text:
     first = {span.op.kind: span for *_, span in reversed(cells)}
     return Text('   ' if not colour else ' ').join(
         Text(f' {kind} {LOOKS[kind].label} ' if colour else f'{kind} {LOOKS[kind].label}',
-             _style(first[kind]) if colour else '') for kind in LOOKS if kind in first)
+             style(first[kind]) if colour else '') for kind in LOOKS if kind in first)
 
 
-def _style(span: Span) -> Style:
+def style(span: Span) -> Style:
     """The colours of the pictures; neighbours differ a little, so that their edge is seen."""
     look = LOOKS.get(span.op.kind, OTHER)
     shade = 0.88 if span.op.micro_batch % 2 else 1.0
@@ -88,7 +88,7 @@ def _style(span: Span) -> Style:
                  bgcolor=f'#{red:02x}{green:02x}{blue:02x}')
 
 
-def _ruler(makespan: float, scale: float) -> str:
+def ruler(makespan: float, scale: float) -> str:
     """Times under the blocks, at least nine columns apart, each where it begins."""
     power = 10.0 ** -3
     while True:
