@@ -1,4 +1,4 @@
-"""Do replicas that train together stay the same model?
+"""Do replicas stay the same model?
 
 One rank averages a copy of one parameter's gradient: the others get the mean, and it updates with its own.
 """

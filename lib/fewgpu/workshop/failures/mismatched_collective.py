@@ -1,4 +1,4 @@
-"""Do all ranks call the same collectives, with the same shapes?
+"""Do all ranks call the same, with the same shapes?
 
 In one step a rank calls another collective than the others, or the same with another shape, dtype or operation.
 """

@@ -1,4 +1,4 @@
-"""Does each stage fit into the memory of its device?
+"""Does each stage fit into its device?
 
 What the forwards keep for their backwards is more than one device has room for.
 """

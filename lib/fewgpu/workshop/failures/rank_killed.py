@@ -1,4 +1,4 @@
-"""Do all processes of a pipeline live until the end?
+"""Do all processes live until the end?
 
 A rank is killed (by SIGKILL, as the system does when memory runs out) in the middle of a step; the others wait for it.
 """

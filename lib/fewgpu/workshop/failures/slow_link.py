@@ -1,4 +1,4 @@
-"""Do messages between all stages take as long as their bytes say?
+"""Do messages take as long as their bytes say?
 
 A link of the pipeline has much less bandwidth than it is said to have, in both directions.
 """

@@ -1,4 +1,4 @@
-"""Do all devices of a pipeline compute at the same speed?
+"""Do all devices compute equally fast?
 
 A virtual device with a smaller `pace` takes longer for the same operations; all others wait for it.
 """

@@ -1,4 +1,4 @@
-"""Are the gradients those that the plain model would have?
+"""Are the gradients those of the plain model?
 
 The loss of the micro-batches is weighted wrongly: the training runs, with another learning rate than the one asked for.
 """
