@@ -44,14 +44,14 @@ def machine(request) -> Machine:
 
 
 def test_the_device_that_is_slow_is_named_with_its_factor(machine: Machine) -> None:
-    slow, times = machine.draw.randrange(machine.stages), machine.draw.uniform(1.8, 6.0)
+    slow, times = machine.draw.randrange(machine.stages), machine.draw.uniform(2.2, 6.0)
     said = slow_device(machine.timelines({slow: times}, {}), machine.costs)
     assert said.startswith(f'device {slow} takes {times:.1f} times its share') and f'of stage {slow} ' in said
     assert slow_link(machine.timelines({slow: times}, {}), machine.costs) == ''
 
 
 def test_the_link_that_is_slow_is_named_with_both_its_times(machine: Machine) -> None:
-    slow, times = machine.draw.randrange(machine.stages - 1), machine.draw.uniform(6.0, 30.0)
+    slow, times = machine.draw.randrange(machine.stages - 1), machine.draw.uniform(8.0, 30.0)
     timelines = machine.timelines({}, {slow: times})
     said, size = slow_link(timelines, machine.costs), machine.costs.message[slow]
     assert f'between stages {slow} and {slow + 1} is slow' in said and f'{size:,.0f} bytes' in said

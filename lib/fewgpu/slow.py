@@ -17,7 +17,7 @@ from fewgpu.simulate import Costs
 from fewgpu.trace import WAITS, Timeline
 
 NOISE = 2e-3    # seconds in which a thread may notice that a message has come
-CLEARLY = 1.5   # times slower than the others, or than it should be: less may be noise
+CLEARLY = 2.0   # times slower than the others, or than it should be: less may be noise
 
 
 def slow_device(timelines: Iterable[Timeline], costs: Costs) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from fewgpu.device import Device
 from fewgpu.workshop.failures import Outcome, told
-from fewgpu.workshop.failures.pipelines import DEVICES, mini_batch, pace, pipeline, some_steps
+from fewgpu.workshop.failures.pipelines import DEVICES, PACE, mini_batch, pipeline
 
 SIGN = ('the step ends in the middle, on all devices at about the same time, and the error names bytes: of a request, of '
         'a limit, in use')
@@ -26,7 +26,7 @@ def run(random: Random, *, fault: bool = True) -> Outcome:
     if fault:
         share = random.uniform(0.3, 0.8)   # of what the forwards keep
         limits[small] = round(parameters[small] + share * (peaks[small] - parameters[small]))
-    devices = [Device('cpu', index=index, memory_limit=limit, pace=pace()) for index, limit in enumerate(limits)]
+    devices = [Device('cpu', index=index, memory_limit=limit, pace=PACE) for index, limit in enumerate(limits)]
     pipe, x, message = pipeline(devices, schedule='gpipe'), mini_batch(), ''
     try:
         pipe.step(x, x)
@@ -40,5 +40,7 @@ def _needed() -> tuple[list[int], list[int]]:
     """Bytes of every stage at its peak, and of its parameters."""
     devices = [Device('cpu', index=index) for index in range(DEVICES)]
     ledgers = [device.meter() for device in devices]
-    some_steps(devices, schedule='gpipe')
+    pipe, x = pipeline(devices, schedule='gpipe'), mini_batch()
+    for _ in range(2):
+        pipe.step(x, x)
     return [ledger.peak for ledger in ledgers], [ledger.parameters for ledger in ledgers]

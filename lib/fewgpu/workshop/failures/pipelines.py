@@ -10,18 +10,13 @@ from fewgpu.device import Device
 from fewgpu.pipeline import Pipeline
 from fewgpu.simulate import Costs
 from fewgpu.trace import Timeline
-from fewgpu.workshop.machine import cores
 
 DEVICES, CHUNKS, LAYERS = 3, 4, 4   # of the pipeline; micro-batches; linear layers of a stage
-WIDTH, ROWS = 512, 64               # of a layer; of a micro-batch
-WARM_UP, STEPS = 2, 6
+WIDTH, ROWS = 256, 16               # of a layer; of a micro-batch
+PACE = 0.05                         # of a core for each device: what else runs here then hardly shows in their times
+WARM_UP, STEPS = 2, 12
 MESSAGE = ROWS * WIDTH * 4          # bytes between two stages
 BACKWARDS = [2 - 1 / LAYERS, 2.0, 2.0]   # of the stages, over a forward: the first one's input needs no gradient
-
-
-def pace() -> float:
-    """A share of a core that leaves every device one, so that they do not hold each other up."""
-    return min(0.5, 0.8 * cores() / DEVICES)
 
 
 def stages(count: int) -> nn.Sequential:
@@ -41,10 +36,9 @@ def pipeline(devices: Sequence[Device], **arguments: Any) -> Pipeline:
         'chunks': CHUNKS, 'devices': devices, 'loss_fn': nn.functional.mse_loss, **arguments})
 
 
-def some_steps(devices: Sequence[Device], **arguments: Any) -> list[Timeline]:
+def some_steps(devices: Sequence[Device]) -> list[Timeline]:
     """Timelines of a few steps, when all is warm."""
-    pipe, x = pipeline(devices, **arguments), mini_batch()
-    steps = []
+    pipe, x, steps = pipeline(devices), mini_batch(), []
     for _ in range(WARM_UP + STEPS):
         pipe.step(x, x)
         steps.append(pipe.trace)

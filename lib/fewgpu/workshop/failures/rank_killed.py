@@ -13,7 +13,7 @@ from torch import nn
 from fewgpu.device import Device
 from fewgpu.pipeline import Pipeline
 from fewgpu.workshop.failures import Outcome
-from fewgpu.workshop.failures.pipelines import CHUNKS, LAYERS, mini_batch, pace, stages
+from fewgpu.workshop.failures.pipelines import CHUNKS, LAYERS, PACE, mini_batch, stages
 from fewgpu.workshop.failures.ranks import leave, of_pipeline, on_ranks
 
 RANKS, STEPS = 2, 3   # the rank dies in the last step
@@ -57,7 +57,7 @@ def _train(folder: str, victim: int, kind: str, chunk: int) -> None:
     model = stages(RANKS)
     model.insert(2 * LAYERS * (victim + 1), trap) if victim >= 0 else None
     balance = [2 * LAYERS + (stage == victim) for stage in range(RANKS)]
-    pipe = Pipeline(model, balance, chunks=CHUNKS, devices=[Device('cpu', index=rank, pace=pace())],
+    pipe = Pipeline(model, balance, chunks=CHUNKS, devices=[Device('cpu', index=rank, pace=PACE)],
                     loss_fn=nn.functional.mse_loss, time_limit=60.0)
 
     def die() -> None:

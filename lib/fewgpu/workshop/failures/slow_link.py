@@ -10,9 +10,9 @@ from fewgpu.device import Device
 from fewgpu.link import Link
 from fewgpu.slow import slow_device, slow_link
 from fewgpu.workshop.failures import Outcome
-from fewgpu.workshop.failures.pipelines import DEVICES, MESSAGE, costs, pace, shortest, some_steps
+from fewgpu.workshop.failures.pipelines import DEVICES, MESSAGE, PACE, costs, shortest, some_steps
 
-LATENCY, BANDWIDTH = 2e-3, 1e8       # of links: seconds, bytes a second
+LATENCY, BANDWIDTH = 2e-3, 1e7       # of links: seconds, bytes a second
 SLOW = 0.020                         # seconds that a message takes on the slow one
 SIGN = ('all devices compute equally fast, but between the end of an operation and the start of the next stage\'s there '
         'is a gap, always at the same two stages')
@@ -40,7 +40,7 @@ def run(random: Random, *, fault: bool = True) -> Outcome:
         is_slow = fault and {one, other} == {slow, slow + 1}
         return Link(LATENCY, MESSAGE / SLOW if is_slow else BANDWIDTH)
 
-    devices = [Device('cpu', index=to, pace=pace(), link=Cables({source: link(source, to) for source in range(DEVICES)}))
+    devices = [Device('cpu', index=to, pace=PACE, link=Cables({source: link(source, to) for source in range(DEVICES)}))
                for to in range(DEVICES)]
     steps, expected = some_steps(devices), costs(latency=LATENCY, bandwidth=BANDWIDTH)
     message = slow_link(steps, expected) or slow_device(steps, expected)

@@ -8,9 +8,9 @@ from random import Random
 from fewgpu.device import Device
 from fewgpu.slow import slow_device, slow_link
 from fewgpu.workshop.failures import Outcome
-from fewgpu.workshop.failures.pipelines import DEVICES, costs, pace, shortest, some_steps
+from fewgpu.workshop.failures.pipelines import DEVICES, PACE, costs, shortest, some_steps
 
-SLOWER = 3.0
+SLOWER = 4.0
 SIGN = ('all operations of one device are longer than the same ones of the others, which have gaps; messages are as '
         'quick as ever')
 WHAT = 'Device {device} computed {times:g} times slower than the others, and the pipeline runs at the pace of its slowest.'
@@ -20,7 +20,7 @@ CHANGE = ('Look what else runs there (another job, a hot or throttled GPU); else
 
 def run(random: Random, *, fault: bool = True) -> Outcome:
     slow = random.randrange(DEVICES)
-    devices = [Device('cpu', index=index, pace=pace() / (SLOWER if fault and index == slow else 1.0))
+    devices = [Device('cpu', index=index, pace=PACE / (SLOWER if fault and index == slow else 1.0))
                for index in range(DEVICES)]
     steps = some_steps(devices)
     message = slow_device(steps, costs()) or slow_link(steps, costs())

@@ -11,7 +11,7 @@ from torch import nn
 from fewgpu.against_plain import against_plain
 from fewgpu.device import Device
 from fewgpu.workshop.failures import Outcome
-from fewgpu.workshop.failures.pipelines import DEVICES, mini_batch, pace, pipeline
+from fewgpu.workshop.failures.pipelines import DEVICES, PACE, mini_batch, pipeline
 
 SIGN = ('the picture is that of a healthy run, and nothing fails: only the length of the gradients is another one than '
         'the plain model\'s, by a factor that is a count')
@@ -29,7 +29,7 @@ HOW = {   # what was done by hand to each micro-batch's mean, before the engine 
 def run(random: Random, *, fault: bool = True) -> Outcome:
     how, chunks = random.choice([*HOW]), random.randint(3, 6)
     times = (float(chunks) if how == 'multiplied' else 1 / chunks) if fault else 1.0
-    devices = [Device('cpu', index=index, pace=pace()) for index in range(DEVICES)]
+    devices = [Device('cpu', index=index, pace=PACE) for index in range(DEVICES)]
     pipe = pipeline(devices, loss_fn=lambda output, target: plain(output, target) * times, chunks=chunks)
     x, before = mini_batch(chunks), copy.deepcopy(pipe.module)
     for _ in range(2):   # the first one warms up
