@@ -37,7 +37,7 @@ def verify_same(state: State, group: Group) -> None:
     """Raises ValueError, on every rank, if names, shapes or dtypes differ, or what is trained; all call it."""
     facts = [sum(tensor.requires_grad for _, tensor in state), len(state), sum(tensor.numel() for _, tensor in state),
              fingerprint(state)]
-    every = _of_all(facts, group)
+    every = of_all(facts, group)
     if any(theirs != facts for theirs in every):
         found = ', '.join(f'rank {r} {theirs}' for r, theirs in enumerate(every))
         raise ValueError(f'the ranks have different modules (learned parameters, tensors, numbers, a checksum of '
@@ -52,7 +52,7 @@ def verify_given_same(what: str, tensor: torch.Tensor, group: Group) -> None:
     Floating-point numbers are not: what ranks have computed alike may be rounded otherwise.
     """
     mine = [tensor.dim(), *tensor.shape[:_DIMS], *[0] * (_DIMS - tensor.dim()), checksum(tensor)]
-    every = _of_all(mine, group)
+    every = of_all(mine, group)
     if any(theirs != mine for theirs in every):
         shapes = [' x '.join(map(str, dims[:dim])) or 'one number' for dim, *dims, _ in every]
         told = ', '.join(f'rank {r} {shape}' for r, shape in enumerate(shapes)) if len({*shapes}) > 1 else (
@@ -71,7 +71,7 @@ def checksum(values: Any) -> int:
     return summed
 
 
-def _of_all(numbers: Sequence[int], group: Group) -> list[list[int]]:
+def of_all(numbers: Sequence[int], group: Group) -> list[list[int]]:
     """Those of every rank. They go by way of the host, or the current GPU where NCCL is all there is."""
     device = 'cpu' if 'gloo' in dist.get_backend_config(group.process_group) else 'cuda'
     every = [torch.tensor(numbers, device=device) for _ in range(group.size)]

@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from fewgpu.calls import Call, DifferentCalls
 from fewgpu.group import Group, PeerError
 
-__all__ = ['Group', 'PeerError', 'all_gather', 'all_reduce', 'all_to_all', 'broadcast', 'gather',
-           'reduce', 'reduce_scatter', 'scatter']
+__all__ = ['DifferentCalls', 'Group', 'PeerError', 'all_gather', 'all_reduce', 'all_to_all', 'broadcast',
+           'gather', 'reduce', 'reduce_scatter', 'scatter']
 
 _COMBINE = {'sum': torch.add, 'mean': torch.add, 'max': torch.maximum, 'min': torch.minimum}
 
@@ -38,9 +39,9 @@ def all_reduce(tensor: torch.Tensor, group: Group, op: str = 'sum') -> None:
     neighbour's. Time 2(N-1) alpha + 2(N-1)/N S / beta.
     """
     flat = tensor.contiguous().view(-1)
-    pieces = flat.tensor_split(group.size)
-    _reduce_scatter_in_place('all_reduce', pieces, group, op)
-    _all_gather('all_reduce', pieces, group)
+    pieces, call = flat.tensor_split(group.size), Call('all_reduce', [tensor], op)
+    _reduce_scatter_in_place(call, pieces, group, op)
+    _all_gather(call, pieces, group)
     if not tensor.is_contiguous():
         tensor.copy_(flat.view(tensor.shape))
 
@@ -59,11 +60,11 @@ def reduce_scatter(pieces: Sequence[torch.Tensor], group: Group, op: str = 'sum'
     (N-1) alpha + (N-1)/N S / beta.
     """
     pieces = [piece.clone() for piece in pieces]
-    _reduce_scatter_in_place('reduce_scatter', pieces, group, op)
+    _reduce_scatter_in_place(Call('reduce_scatter', pieces, op), pieces, group, op)
     return pieces[group.rank]
 
 
-def _reduce_scatter_in_place(what: str, pieces: Sequence[torch.Tensor], group: Group,
+def _reduce_scatter_in_place(what: Call, pieces: Sequence[torch.Tensor], group: Group,
                              op: str) -> None:
     """Leaves partial sums in the pieces of the other ranks."""
     combine = _combination(op, pieces[0])
@@ -87,10 +88,10 @@ def all_gather(pieces: Sequence[torch.Tensor], group: Group) -> None:
     Pieces may differ in size; pieces[r] has the same on all ranks. A rank sends all pieces but its
     right neighbour's: (N-1)/N S bytes if they are equal. Time (N-1) alpha + (N-1)/N S / beta.
     """
-    _all_gather('all_gather', pieces, group)
+    _all_gather(Call('all_gather', pieces), pieces, group)
 
 
-def _all_gather(what: str, pieces: Sequence[torch.Tensor], group: Group) -> None:
+def _all_gather(what: Call, pieces: Sequence[torch.Tensor], group: Group) -> None:
     rank, size = group.rank, group.size
     for step in range(size - 1):
         sent, received = pieces[(rank - step) % size], pieces[(rank - step - 1) % size]
@@ -108,11 +109,12 @@ def broadcast(tensor: torch.Tensor, group: Group, root: int = 0) -> None:
     Who has it sends it: their number doubles every round. All ranks together send (N-1) S bytes,
     the root ceil(log2 N) S. Time ceil(log2 N) (alpha + S / beta).
     """
+    call = Call('broadcast', [tensor], f'root {root}')
     for near, far in _tree(group, root):
         if near == group.rank:
-            group.exchange('broadcast', sends=[(tensor, far)])
+            group.exchange(call, sends=[(tensor, far)])
         elif far == group.rank:
-            group.exchange('broadcast', receives=[(tensor, near)])
+            group.exchange(call, receives=[(tensor, near)])
 
 
 @torch.no_grad()
@@ -126,13 +128,13 @@ def reduce(tensor: torch.Tensor, group: Group, root: int = 0, op: str = 'sum') -
     The tree of `broadcast`, from the leaves to the root. Every rank but the root sends S bytes,
     once. Time ceil(log2 N) (alpha + S / beta).
     """
-    combine, partial = _combination(op, tensor), tensor
+    combine, partial, call = _combination(op, tensor), tensor, Call('reduce', [tensor], op, f'root {root}')
     for near, far in reversed(_tree(group, root)):
         if far == group.rank:
-            group.exchange('reduce', sends=[(partial, near)])
+            group.exchange(call, sends=[(partial, near)])
         elif near == group.rank:
             received = torch.empty_like(tensor)
-            group.exchange('reduce', receives=[(received, far)])
+            group.exchange(call, receives=[(received, far)])
             partial = combine(partial, received)
     if group.rank == root:
         tensor.copy_(partial / group.size if op == 'mean' else partial)
@@ -164,9 +166,10 @@ def scatter(tensor: torch.Tensor, pieces: Sequence[torch.Tensor] | None, group: 
     (N-1) alpha + (N-1)/N S / beta.
     """
     _verify_root(root, group)
+    call = Call('scatter', None, f'root {root}')
     if group.rank != root:
-        return group.exchange('scatter', receives=[(tensor, root)])
-    group.exchange('scatter', sends=[(pieces[peer], peer) for peer in _others(group)])
+        return group.exchange(call, receives=[(tensor, root)])
+    group.exchange(call, sends=[(pieces[peer], peer) for peer in _others(group)])
     tensor.copy_(pieces[root])
 
 
@@ -181,9 +184,10 @@ def gather(tensor: torch.Tensor, pieces: Sequence[torch.Tensor] | None, group: G
     (N-1)/N S / beta, since all S bytes but its own arrive at the root.
     """
     _verify_root(root, group)
+    call = Call('gather', None, f'root {root}')
     if group.rank != root:
-        return group.exchange('gather', sends=[(tensor, root)])
-    group.exchange('gather', receives=[(pieces[peer], peer) for peer in _others(group)])
+        return group.exchange(call, sends=[(tensor, root)])
+    group.exchange(call, receives=[(pieces[peer], peer) for peer in _others(group)])
     pieces[root].copy_(tensor)
 
 
@@ -199,11 +203,11 @@ def all_to_all(received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor],
     Pieces may differ in size, as long as both ends agree. A rank sends all pieces but its own,
     (N-1)/N S bytes if they are equal. Time (N-1) alpha + (N-1)/N S / beta.
     """
-    rank, size = group.rank, group.size
+    rank, size, call = group.rank, group.size, Call('all_to_all')
     received[rank].copy_(sent[rank])
     for step in range(1, size):
         right, left = (rank + step) % size, (rank - step) % size
-        group.exchange('all_to_all', [(sent[right], right)], [(received[left], left)])
+        group.exchange(call, [(sent[right], right)], [(received[left], left)])
 
 
 def _others(group: Group) -> list[int]:

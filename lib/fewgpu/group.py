@@ -9,19 +9,24 @@ of their own.
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from fewgpu.calls import Call, DifferentCalls
 from fewgpu.limit import verify_time_limit
 from fewgpu.meeting import PeerError, come_together
+from fewgpu.misses import PATIENCE, Misses, Wait, lookout
 
 _FOR_EVER = timedelta(days=7)   # of what torch waits for: we bound waits ourselves
 Parts = Sequence[tuple[torch.Tensor, int]]   # tensors, each with the rank at its other end
+Post = tuple[torch.Tensor, int, int]         # and with the tag under which it travels
+_calls: Counter[str] = Counter()   # of this rank, by the name of the process group
 
 
 def meet(time_limit: float = 60.0) -> bool:
@@ -93,6 +98,9 @@ class Group:
     counts what this rank has sent. `time_limit` bounds every wait for a peer (seconds), the one for ranks of torchrun
     that are still to meet included: PeerError.
 
+    Ranks that call different collectives, or with other shapes, are told so after about a second: DifferentCalls (with
+    gloo; NCCL's messages have no tags). See `fewgpu.calls`.
+
     Collectives of several threads must not share a group: messages have an order, not names.
     """
 
@@ -109,21 +117,35 @@ class Group:
     def exchange(self, what: str, sends: Parts = (), receives: Parts = ()) -> None:
         """Send tensors to peers and fill tensors with what peers send, all at the same time.
 
-        Both ends know the shape and dtype; a tensor without elements is not sent. `what` names the
-        collective in the PeerError that is raised if a peer is gone, or late.
+        Both ends know the shape and dtype; a tensor without elements is not sent. `what` names the collective in the
+        PeerError that is raised if a peer is gone, or late. A `Call` is compared with the peers' calls.
         """
-        sends = [(self._as_sent(tensor), peer) for tensor, peer in sends if tensor.numel()]
+        call = what if isinstance(what, Call) and self._host_only else None
+        if call and not call.number:
+            _calls[self.process_group.group_name] += 1
+            call.begin(_calls[self.process_group.group_name])
+        sends = [(tensor, peer) for tensor, peer in sends if tensor.numel()]
         targets = [(tensor.detach(), peer) for tensor, peer in receives if tensor.numel()]
         landings = [self._landing(tensor) for tensor, _ in targets]
-        self._complete(what, [(landing, peer) for landing, (_, peer) in zip(landings, targets)],
-                       sends)
+        tag = call.tag if call else lambda tensor: 0
+        with self._looked_after(call, sends, targets):
+            self._complete(what, [(landing, peer, tag(tensor)) for landing, (tensor, peer) in zip(landings, targets)],
+                           [(self._as_sent(tensor), peer, tag(tensor)) for tensor, peer in sends])
         self.bytes_sent += sum(tensor.nbytes for tensor, _ in sends)
         for landing, (tensor, _) in zip(landings, targets):
             if landing is not tensor:
                 tensor.copy_(landing)
 
-    def _complete(self, what: str, receives: Parts, sends: Parts) -> None:
-        start, peers = time.monotonic(), [peer for _, peer in (*receives, *sends)]
+    def _looked_after(self, call: Call | None, sends: Parts, receives: Parts) -> AbstractContextManager:
+        """A wait that goes on for long is compared with those of others."""
+        if call is None or not (sends or receives):
+            return nullcontext()
+        among_all = [[(tensor, self._among_all(peer)) for tensor, peer in parts] for parts in (sends, receives)]
+        due = time.monotonic() + min(PATIENCE, self.time_limit / 4)
+        return lookout.looks_after(Wait(due, call, *among_all, self._misses(), self._hang_up))
+
+    def _complete(self, what: str, receives: Sequence[Post], sends: Sequence[Post]) -> None:
+        start, peers = time.monotonic(), [peer for _, peer, _ in (*receives, *sends)]
         waiting_for = iter(peers)
         peer = next(waiting_for, self.rank)
         try:
@@ -134,22 +156,24 @@ class Group:
             late = time.monotonic() - start >= self.time_limit
             raise self._explained(what, self._among_all(peer), late) from error
 
-    def _post(self, receives: Parts, sends: Parts) -> 'list[dist.Work]':
+    def _post(self, receives: Sequence[Post], sends: Sequence[Post]) -> 'list[dist.Work]':
         group = self.process_group
         if self._host_only:
-            return [*(dist.irecv(tensor, group=group, group_src=peer) for tensor, peer in receives),
-                    *(dist.isend(tensor, group=group, group_dst=peer) for tensor, peer in sends)]
+            return [*(dist.irecv(tensor, group=group, group_src=peer, tag=tag) for tensor, peer, tag in receives),
+                    *(dist.isend(tensor, group=group, group_dst=peer, tag=tag) for tensor, peer, tag in sends)]
         # NCCL must be told what belongs together, or two ranks would both receive first.
         posts = [dist.P2POp(do, tensor, group=group, group_peer=peer)
                  for do, parts in ((dist.irecv, receives), (dist.isend, sends))
-                 for tensor, peer in parts]
+                 for tensor, peer, _ in parts]
         return dist.batch_isend_irecv(posts) if posts else []
 
-    def _explained(self, what: str, peer: int, late: bool) -> PeerError:
+    def _explained(self, what: str, peer: int, late: bool) -> PeerError | DifferentCalls:
         """The error to raise. The ranks that wait for this one learn at once that there is nothing
         to wait for, and all name the rank that is really missing."""
-        missing = self._follow(peer, late)
+        missing = self._misses().follow(peer, late)
         self._hang_up()
+        if isinstance(missing, DifferentCalls):
+            return missing
         reason = (f'did not take part within {self.time_limit:g} s' if late else
                   'closed the connection: its process died or ended')
         if missing != peer:
@@ -157,19 +181,8 @@ class Group:
         me = self._among_all(self.rank)
         return PeerError(f'rank {me}, {what}: rank {peer} {reason}', missing)
 
-    def _follow(self, peer: int, late: bool) -> int:
-        """The end of the chain of who waits for whom, which ranks write down in the store."""
-        me, key = self._among_all(self.rank), f'fewgpu/{self.process_group.group_name}/misses/'
-        with suppress(RuntimeError):   # the store may have gone with its rank
-            store = dist.distributed_c10d._get_default_store()
-            store.set(f'{key}{me}', str(peer))
-            if late:   # the time limits of the others pass at about the same time
-                time.sleep(0.5)
-            seen = {me}
-            while peer not in seen and store.check([f'{key}{peer}']):
-                seen.add(peer)
-                peer = int(store.get(f'{key}{peer}'))
-        return peer
+    def _misses(self) -> Misses:
+        return Misses(self.process_group.group_name, self._among_all(self.rank))
 
     def _hang_up(self) -> None:
         """gloo closes all connections of a group when a wait has timed out."""

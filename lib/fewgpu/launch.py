@@ -31,6 +31,7 @@ from fewgpu.limit import verify_time_limit
 _LOOPBACK = {'linux': 'lo', 'darwin': 'lo0'}.get(sys.platform)
 _LOOK = 0.05        # seconds between two looks at the processes
 _LAST_WORDS = 0.5   # seconds after a failure in which others may tell that they failed first
+_NOTICE = 2.0       # seconds, at most, in which others may tell what they notice of a rank that died
 _EXIT = 5.0         # seconds that a process may take to end once its function has returned
 
 
@@ -70,6 +71,9 @@ def launch(fn: Callable[..., Any], ranks: int = 2, *, args: Sequence[Any] = (),
         if failed is None:
             return [pickle.loads(process.result.read_bytes()) for process in processes]
         error = failed.error()
+        for process in processes:
+            if isinstance(error, RankDied) and (noticed := process.noticed()):
+                error.add_note(f'rank {process.rank} noticed: {noticed}')
         if gone := [process.rank for process in processes if process.result.exists()]:
             error.add_note(f'returned before, and so were gone: rank {", ".join(map(str, gone))}')
         raise error
@@ -121,7 +125,11 @@ def _first_failure(processes: Sequence['_Process'], lines: queue.Queue,
         _show(lines, _LOOK)
         if any(process.has_failed() for process in processes):
             _show(lines, _LAST_WORDS)
-            return min((p for p in processes if p.has_failed()), key=_Process.failed_how)
+            first = min((p for p in processes if p.has_failed()), key=_Process.failed_how)
+            until = time.monotonic() + _NOTICE * first.died_without_a_word()
+            while time.monotonic() < until and not all(p.has_returned() or p.has_failed() for p in processes):
+                _show(lines, _LOOK)
+            return first
         if end is not None and time.monotonic() > end:
             running = [process for process in processes if not process.has_returned()]
             for process in running:
@@ -174,6 +182,9 @@ class _Process:
         ended = self._process.poll() is not None   # first this: a result may come just before
         return self._error.exists() or (ended and not self.result.exists())
 
+    def died_without_a_word(self) -> bool:
+        return not self._error.exists()
+
     def failed_when(self) -> float:
         """For comparison. Who died without a word was first: it made the others fail."""
         return self._error.stat().st_mtime if self._error.exists() else 0.0
@@ -197,6 +208,11 @@ class _Process:
             return RankDied(f'{self._name} ended with exit code {code} before its function returned')
         hint = ' (the system does that when memory runs out)' if code == -signal.SIGKILL else ''
         return RankDied(f'{self._name} was killed by {signal.Signals(-code).name}{hint}')
+
+    def noticed(self) -> str:
+        """What it says of another rank that failed; '' if it says nothing."""
+        error = self.error() if self._error.exists() else None
+        return str(error) if getattr(error, 'is_of_another_rank', False) else ''
 
     def show_stack(self) -> None:
         """Let it print where it is (see `fewgpu.launched`)."""

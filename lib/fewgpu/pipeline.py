@@ -164,7 +164,7 @@ class Pipeline(HeldState):
 
     @property
     def trace(self) -> Timeline:
-        """What the latest step did, a row a device; on ranks only the own one is filled (see `gather_trace`). Bytes
+        """What the latest step did (one that failed: as far as it came), a row a device; on ranks only the own one is filled (see `gather_trace`). Bytes
         are counted on devices with a ledger: `devices[0].meter()` before."""
         return Timeline.of(self._spans, self._names)
 
@@ -235,12 +235,13 @@ class Pipeline(HeldState):
         average = self.replicas.average if self.replicas else (
             self.loss_scale.unscaled_or_none if self.loss_scale and updates else None)
         stages = [self._held.begin(row, schedule, context, average, batches, updates=updates) for row in self._rows]
-        self._latest, limit = schedule, self.time_limit
+        self._latest, self._spans, limit = schedule, [[] for _ in schedule.rows], self.time_limit
         mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(schedule, time_limit=limit)
-        with telling_who_updated(stages), self._held.noting_buffers():
-            values, self._spans = run(schedule, self._rows, self.devices, stages, messages,
-                                      [activation(self._last + 1, i) for i in own], whole=whole, mailbox=mailbox)
         self._arrived = mailbox.arrived
+        with telling_who_updated(stages), self._held.noting_buffers():
+            values, _ = run(schedule, self._rows, self.devices, stages, messages,
+                            [activation(self._last + 1, i) for i in own],
+                            whole=whole, mailbox=mailbox, spans=self._spans)
         return of_all_replicas(self.ranks, self._homes[self._last], dict(zip(own, values)))
 
     def _tell_all(self, losses: torch.Tensor | None) -> torch.Tensor:

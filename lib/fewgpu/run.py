@@ -24,8 +24,8 @@ SpanFields = tuple   # of a Span, with times as Device.now gives them
 def run(schedule: Schedule, rows: Sequence[int], devices: Sequence[Device],
         stages: Sequence[Mapping[int, StageStep]], feed: Mapping[Message, Any],
         collect: Iterable[Message], *,
-        whole: Schedule, mailbox: Mailbox | None = None, retain_graph: bool = False
-        ) -> tuple[list[Any], list[list[SpanFields]]]:
+        whole: Schedule, mailbox: Mailbox | None = None, retain_graph: bool = False,
+        spans: list[list[SpanFields]] | None = None) -> tuple[list[Any], list[list[SpanFields]]]:
     """Run `rows` of a schedule (with messages), each in the worker of its device, until all are done.
 
     On threads those are all rows, and on ranks it is one, whose `mailbox` knows the other ranks.
@@ -34,10 +34,11 @@ def run(schedule: Schedule, rows: Sequence[int], devices: Sequence[Device],
     schedule without messages, and with what runs later: it says what a forward must keep.
 
     Returns the collected values in order, and what every device did when, a list a row of the
-    schedule. The first error of any device is raised here, when all have stopped.
+    schedule (the empty lists `spans`, if they are given: so they are known, too, if the step fails).
+    The first error of any device is raised here, when all have stopped.
     """
     mailbox = mailbox or Mailbox(schedule)
-    spans: list[list[SpanFields]] = [[] for _ in schedule.rows]
+    spans = [[] for _ in schedule.rows] if spans is None else spans
     jobs = [Interpreter(schedule, row, held, mailbox, whole=whole, spans=spans[row],
                         retain_graph=retain_graph).run for row, held in zip(rows, stages, strict=True)]
     return call_devices(mailbox, devices, jobs, feed, collect), spans

@@ -220,7 +220,8 @@ class Ranks:
         with contextlib.suppress(RuntimeError):   # the store may be gone, too
             sentence = self._signs.word_of(row) or (
                 f'{self._names([row])} died without a word; its last sign of life was that it '
-                f'{self._signs.last(row)}')
+                f'{self._signs.last(row)}; {self._names([self.index])} {self._sign().here()}: start all ranks '
+                f'again, from the latest checkpoint')
         self.abort(RankFailed(sentence))   # tells all: this rank may be gone before they notice
 
     def _stop(self, error: RankFailed) -> bool:

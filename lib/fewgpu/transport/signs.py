@@ -23,6 +23,10 @@ class Sign(NamedTuple):
     beat: int = 0          # counts the signs
     alive: bool = True     # another sign came while we looked
 
+    def here(self) -> str:
+        """Of this rank itself: where it is, and what it waits for there."""
+        return self.doing + (f' and waits for the {self.waiting}' if self.waiting else '')
+
     def __str__(self) -> str:
         return self.doing if self.alive else f'gives no sign of life since it told that it {self.doing}'
 

@@ -31,6 +31,7 @@ PANELS = {
         'run': ('run', 'run', "Run a script with the kit's own Python."),
         'compare': ('compare', 'compare', 'Train ResNet-50 on MNIST plainly and as pipelines, side by side.'),
         'demo': ('demo', 'demo', 'One system of the lectures, its claim put to the test.'),
+        'fail': ('fail', 'fail', 'Break a training on purpose: how do seven faults look, and what is said of them?'),
         'plan': ('plan', 'plan', 'Which way to train a model on a cluster: predicted speed and memory.'),
         'draw': ('draw', 'draw', 'Show a schedule: in the terminal, as a picture, as a page.'),
         'trace': ('trace', 'trace', 'What the ranks of a run did in a step, and what to change first.'),

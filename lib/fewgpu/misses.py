@@ -1,0 +1,119 @@
+"""Who waits in vain tells the others in the store, and learns there what is wrong.
+
+    rank 0 waits for rank 1, which waits for rank 2, which died:   misses/0 = 1   misses/1 = 2
+    both name rank 2
+
+Whoever has waited for a second also tells what it calls, and compares that with what the rank calls that it waits
+for. One thread of the process looks after all waits; it begins with the first one, and ends when there is none left.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from fewgpu.calls import Call, DifferentCalls, difference
+
+PATIENCE = 1.0            # seconds of a wait, until calls are compared
+_LOOK, _IDLE = 0.25, 5.0   # seconds between two looks; until the thread ends
+
+
+class Misses:
+    """Of the rank `me` (among all) in the group with this name. Where the store is gone, nothing is told."""
+
+    def __init__(self, group: str, me: int) -> None:
+        self._names, self._me = f'fewgpu/{group}', me
+
+    @property
+    def _store(self) -> dist.Store:
+        return dist.distributed_c10d._get_default_store()
+
+    def follow(self, peer: int, late: bool) -> int | DifferentCalls:
+        """The end of the chain of who waits for whom, after `peer`; or that ranks call different things. `late`:
+        this rank has waited until its time limit."""
+        with suppress(RuntimeError):   # the store may have gone with its rank
+            self._store.set(f'{self._names}/misses/{self._me}', str(peer))
+            if late:   # the time limits of the others pass at about the same time
+                time.sleep(0.5)
+            if found := self._read('differ'):
+                return DifferentCalls(found)
+            seen = {self._me}
+            while peer not in seen and (next_ := self._read(f'misses/{peer}')):
+                seen.add(peer)
+                peer = int(next_)
+        return peer
+
+    def compare(self, wait: 'Wait') -> bool:
+        """Tell what this rank calls; does another one call something else? All raise the first difference."""
+        with suppress(RuntimeError):
+            for name, head in self._heads(wait, self._me):
+                self._store.set(f'{self._names}/calls/{name} {self._me}', head)
+            for peer in {peer for _, peer in (*wait.sends, *wait.receives)}:
+                for name, head in self._heads(wait, self._me):
+                    if different := difference(self._me, head, peer, self._read(f'calls/{name} {peer}')):
+                        self._store.compare_set(f'{self._names}/differ', '', str(different))
+            return bool(self._read('differ'))
+        return False
+
+    @staticmethod
+    def _heads(wait: 'Wait', me: int) -> Iterator[tuple[str, str]]:
+        """What is told of the call, and, where each message is agreed on by its two ends, of each of them."""
+        yield 'of', wait.call.head()
+        if not wait.call.is_whole:
+            yield from ((f'{me}>{peer}', wait.call.head(tensor)) for tensor, peer in wait.sends)
+            yield from ((f'{peer}>{me}', wait.call.head(tensor)) for tensor, peer in wait.receives)
+
+    def _read(self, name: str) -> str:
+        """'' if nobody has written it."""
+        key = f'{self._names}/{name}'
+        return self._store.get(key).decode() if self._store.check([key]) else ''
+
+
+class Wait(NamedTuple):
+    """One that goes on: when to look at it, in which call, for which messages, with ranks among all."""
+
+    due: float   #: on the clock of time.monotonic
+    call: Call
+    sends: Sequence[tuple[torch.Tensor, int]]
+    receives: Sequence[tuple[torch.Tensor, int]]
+    misses: Misses
+    hang_up: Callable[[], None]   #: ends the wait, with a RuntimeError
+
+
+class _Lookout:
+    """The thread that looks after the waits of this process."""
+
+    def __init__(self) -> None:
+        self._waits: dict[int, Wait] = {}
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def looks_after(self, wait: Wait) -> Iterator[None]:
+        self._waits[id(wait)] = wait
+        try:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._look, daemon=True, name='fewgpu lookout')
+                self._thread.start()
+            yield
+        finally:
+            del self._waits[id(wait)]
+
+    def _look(self) -> None:
+        latest = time.monotonic()
+        while time.monotonic() < latest + _IDLE:
+            time.sleep(_LOOK)
+            if self._waits:
+                latest = time.monotonic()
+                self._look_at_all(latest)
+
+    def _look_at_all(self, now: float) -> None:   # and, once back, keep none of their tensors
+        for wait in [*self._waits.values()]:
+            if now >= wait.due and wait.misses.compare(wait):
+                wait.hang_up()
+
+
+lookout = _Lookout()
