@@ -160,7 +160,7 @@ class Group:
     def _follow(self, peer: int, late: bool) -> int:
         """The end of the chain of who waits for whom, which ranks write down in the store."""
         me, key = self._among_all(self.rank), f'fewgpu/{self.process_group.group_name}/misses/'
-        with suppress(RuntimeError):   # the store may have gone with its rank
+        with suppress(RuntimeError, ValueError):   # the store may have gone with its rank, or hold what is no number
             store = dist.distributed_c10d._get_default_store()
             store.set(f'{key}{me}', str(peer))
             if late:   # the time limits of the others pass at about the same time
@@ -168,7 +168,10 @@ class Group:
             seen = {me}
             while peer not in seen and store.check([f'{key}{peer}']):
                 seen.add(peer)
-                peer = int(store.get(f'{key}{peer}'))
+                following = int(store.get(f'{key}{peer}')[:9])
+                if following not in range(dist.get_world_size()):
+                    break
+                peer = following
         return peer
 
     def _hang_up(self) -> None:
