@@ -1,7 +1,6 @@
 """Whatever a learner's file tries, a wrong answer does not pass, and what it did not touch keeps its verdict.
 
-Each attack is a real file, graded for real. What is not defended is in TEACHING.md: a file runs under the learner's own
-account, and code in C may do there what it likes.
+Each attack is a real file, graded for real. What is defended and what is not: see `fewgpu.workshop.grading`.
 """
 
 import json

@@ -28,7 +28,8 @@ def open_for_reading(file: Path) -> BinaryIO:
         os.mkfifo(file, 0o600)
     except (AttributeError, OSError):   # not on Windows, nor on every disk
         file.touch(0o600)
-    return open(os.open(file, os.O_RDONLY | getattr(os, 'O_NONBLOCK', 0) | getattr(os, 'O_BINARY', 0)), 'rb', buffering=0)
+    flags = os.O_RDONLY | getattr(os, 'O_NONBLOCK', 0) | getattr(os, 'O_BINARY', 0)
+    return open(os.open(file, flags), 'rb', buffering=0)
 
 
 def make_key(folder: Path) -> bytes:
