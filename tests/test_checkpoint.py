@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from torch import nn
 
 from fewgpu import Pipeline, launch
 from fewgpu.checkpoint import Checkpoints, load_training_state, training_state
+from fewgpu.checkpoint_files import write_manifest, write_part
 from fewgpu.group import PeerError
 from tests.runs import ON_RANKS, Engine, Module, adam, batches, loss_fn, network
 
@@ -76,6 +78,26 @@ def one_rank_fails(folder: str, kind: str) -> str:
     except (TypeError, ValueError) as error:
         return type(error).__name__
     return 'saved'
+
+
+@pytest.mark.slow
+def test_ranks_that_read_different_checkpoints_do_not_go_on(tmp_path: Path) -> None:
+    """Each sees a folder of its own, as where a disk is not shared; or one of them cannot read what the other can."""
+    for said in launch(reads_its_own, 2, args=(str(tmp_path),)):
+        assert re.search('different checkpoints in .*: rank 0 step 1, rank 1 none', said)
+
+
+def reads_its_own(folder: str) -> str:
+    own = Path(folder, str(dist.get_rank()))
+    checkpoints = Checkpoints(own)
+    if dist.get_rank() == 0:
+        write_part(own / 'rank-0.pt', {'model': {}})
+        (own / f'{1:09}').mkdir()
+        os.replace(own / 'rank-0.pt', own / f'{1:09}' / 'rank-0.pt')
+        write_manifest(own / f'{1:09}', 1, [hashlib.sha256((own / f'{1:09}' / 'rank-0.pt').read_bytes()).hexdigest()])
+    with pytest.raises(ValueError) as caught:
+        checkpoints.latest()
+    return str(caught.value)
 
 
 @settings(max_examples=25)

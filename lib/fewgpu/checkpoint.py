@@ -106,7 +106,7 @@ class Checkpoints:
 
     def latest(self) -> Saved | None:
         """The newest checkpoint that is whole, or None. Warns of newer ones that are not, and puts them aside,
-        under names that end with '-damaged'."""
+        under names that end with '-damaged'. Raises ValueError, on all ranks, if they have read different ones."""
         damaged, saved = [], None
         for folder in reversed(self._finished()):
             try:
@@ -115,7 +115,12 @@ class Checkpoints:
             except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError) as error:
                 warnings.warn(f'the checkpoint {folder} is not used: {error}', stacklevel=2)
                 damaged.append(folder)
-        self._together()   # all have read
+        read = [int(step, 16) - 1 for step in self._together((saved.step + 1 if saved else 0).to_bytes(32, 'big'))]
+        if len({*read}) > 1:
+            told = ', '.join(f'rank {rank} step {step}' if step >= 0 else f'rank {rank} none'
+                             for rank, step in enumerate(read))
+            raise ValueError(f'the ranks have read different checkpoints in {self.folder}: {told}: do all see the same '
+                             f'folder, and the same content?')
         for folder in damaged if self._rank == 0 else ():
             os.replace(folder, folder.with_name(f'{folder.name}-{secrets.token_hex(4)}-damaged'))
         return saved

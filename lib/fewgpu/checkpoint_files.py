@@ -66,7 +66,8 @@ def read_parts(folder: Path, step: int) -> list[dict[str, Any]]:
     """What each rank saved. Raises ValueError, or what Python raises, if a file is not as it was written."""
     manifest = json.loads((folder / _MANIFEST).read_text(encoding='utf-8'))
     files = manifest['files']
-    if manifest != _manifest(step, files):
+    if not isinstance(files, dict) or [*files] != [part_of(rank) for rank in range(len(files))] or (
+            manifest != _manifest(step, files)):
         raise ValueError(f'{_MANIFEST} is not as it was written (cut short, or altered)')
     parts = []
     for name, digest in files.items():
@@ -76,6 +77,10 @@ def read_parts(folder: Path, step: int) -> list[dict[str, Any]]:
             parts.append(torch.load(folder / name, map_location='cpu', weights_only=True))
         except pickle.UnpicklingError:
             raise ValueError(f'{name} holds more than tensors and plain data: nothing of it was run') from None
+        except Exception as error:   # whatever a file of somebody else's makes torch stumble over
+            raise ValueError(f'{name} is no file that torch.save writes ({type(error).__name__})') from None
+        if not isinstance(parts[-1], dict):
+            raise ValueError(f'{name} is not what a rank saves, a dict')
     return parts
 
 

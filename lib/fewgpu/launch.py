@@ -27,6 +27,7 @@ from typing import Any
 
 from fewgpu.launched import dumps
 from fewgpu.limit import verify_time_limit
+from fewgpu.own_files import read_own, write_own
 
 _LOOPBACK = {'linux': 'lo', 'darwin': 'lo0'}.get(sys.platform)
 _LOOK = 0.05        # seconds between two looks at the processes
@@ -65,11 +66,11 @@ def launch(fn: Callable[..., Any], ranks: int = 2, *, args: Sequence[Any] = (),
     call = _pickled(fn, tuple(args))
     with tempfile.TemporaryDirectory(prefix='fewgpu-', ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        (folder / 'call').write_bytes(call)
+        write_own(folder / 'call', call)
         with _started(ranks, folder) as (processes, lines):
             failed = _first_failure(processes, lines, time_limit)
         if failed is None:
-            return [pickle.loads(process.result.read_bytes()) for process in processes]
+            return [pickle.loads(read_own(process.result)) for process in processes]
         error = failed.error()
         for process in processes:
             if isinstance(error, RankDied) and (noticed := process.noticed()):
@@ -197,7 +198,7 @@ class _Process:
     def error(self) -> BaseException:
         """Why it failed, once it has ended."""
         if self._error.exists():
-            error, trace = pickle.loads(self._error.read_bytes())
+            error, trace = pickle.loads(read_own(self._error))
             if isinstance(error, SystemExit):   # which would end this process, too
                 error = RankDied(f'{self._name} called sys.exit({error.code!r}) before its function '
                                  f'returned')

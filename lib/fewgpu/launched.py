@@ -24,6 +24,8 @@ from typing import Any
 
 import cloudpickle
 
+from fewgpu.own_files import read_own, verify_private, write_own
+
 
 def main(folder: Path) -> None:
     """Carry out the call, unless the process that launched it is gone first."""
@@ -33,8 +35,9 @@ def main(folder: Path) -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=False)   # see launch: show_stack
     try:
+        verify_private(folder)
         _join(folder, rank, int(os.environ['WORLD_SIZE']))
-        cells, fn, args = pickle.loads((folder / 'call').read_bytes())
+        cells, fn, args = pickle.loads(read_own(folder / 'call'))
         linecache.cache.update(cells)
         _leave(folder / f'result-{rank}', _pickled(fn(*args)))
     except BaseException as error:
@@ -70,7 +73,7 @@ def _join(folder: Path, rank: int, ranks: int) -> None:
 def _leave(file: Path, content: bytes) -> None:
     """Write a file that is there as a whole or not at all."""
     unfinished = file.with_suffix('.part')
-    unfinished.write_bytes(content)
+    write_own(unfinished, content)
     unfinished.rename(file)
 
 

@@ -11,6 +11,7 @@ Whoever finds all of them there, or has waited long enough, writes down how it e
 read the same end, and none of them connects with one that has given up.
 """
 
+import re
 import time
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 _LOOK = 0.02   # seconds between two looks at the store
 _ALL = 'all'
+_MOST = 2**12   # bytes of what a rank says
 
 
 class PeerError(RuntimeError):
@@ -46,7 +48,7 @@ def come_together(store: dist.Store, me: int, members: Sequence[int], what: str,
         place = f'{names}/{store.add(f"{names}/calls of {me}", 1)}'
         store.set(f'{place}/{me}', what)
         end = _how_it_ended(store, place, me, members, time_limit)
-        wanted = {rank: store.get(f'{place}/{rank}').decode() for rank in members} if end == _ALL else {}
+        wanted = {rank: _text(store.get(f'{place}/{rank}')) for rank in members} if end == _ALL else {}
     except RuntimeError as error:
         raise PeerError(f'rank {me} comes to {what}, but the store of the ranks is gone, with the process that had it '
                         f'({error})') from error
@@ -63,7 +65,7 @@ def _how_it_ended(store: dist.Store, place: str, me: int, members: Sequence[int]
     end, everybody, deadline = f'{place}/end', [f'{place}/{rank}' for rank in members], time.monotonic() + time_limit
     while True:   # a wait of the store could lock others out of it
         if store.check([end]):
-            return store.get(end).decode()
+            return _text(store.get(end))
         if store.check(everybody):
             found = _ALL
         elif time.monotonic() >= deadline:
@@ -75,8 +77,16 @@ def _how_it_ended(store: dist.Store, place: str, me: int, members: Sequence[int]
         store.compare_set(end, '', found)   # the first one counts
 
 
+def _text(stored: bytes) -> str:
+    """Whoever reaches the store can write anything into it."""
+    return stored[:_MOST].decode(errors='replace')
+
+
 def _late(end: str, me: int, what: str) -> PeerError:
     """What to raise on this rank, of how it ended."""
+    if not re.fullmatch(r'\d{1,9}/[\d.e+]{1,20}/\d{1,9}(, \d{1,9})*', end):
+        return PeerError(f'rank {me} comes to {what}, but the store of the ranks holds {end[:40]!r}, which no rank '
+                         f'writes: does another program use its port?')
     waited, seconds, missing = end.split('/')
     if str(me) in missing.split(', '):
         return PeerError(f'rank {me} comes to {what} too late: rank {waited} has waited {seconds} s for it, and given '

@@ -20,6 +20,7 @@ from fewgpu.calls import Call, DifferentCalls, difference
 
 PATIENCE = 1.0            # seconds of a wait, until calls are compared
 _LOOK, _IDLE = 0.25, 5.0   # seconds between two looks; until the thread ends
+_MOST = 10_000            # bytes of a value in the store
 
 
 class Misses:
@@ -44,6 +45,8 @@ class Misses:
             seen = {self._me}
             while peer not in seen and (next_ := self._read(f'misses/{peer}')):
                 seen.add(peer)
+                if not next_.isdecimal() or int(next_) >= dist.get_world_size():   # whoever reaches the store may write
+                    break
                 peer = int(next_)
         return peer
 
@@ -70,7 +73,7 @@ class Misses:
     def _read(self, name: str) -> str:
         """'' if nobody has written it."""
         key = f'{self._names}/{name}'
-        return self._store.get(key).decode() if self._store.check([key]) else ''
+        return self._store.get(key)[:_MOST].decode(errors='replace') if self._store.check([key]) else ''
 
 
 class Wait(NamedTuple):
@@ -89,29 +92,39 @@ class _Lookout:
 
     def __init__(self) -> None:
         self._waits: dict[int, Wait] = {}
-        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._runs = False   # the thread
 
     @contextmanager
     def looks_after(self, wait: Wait) -> Iterator[None]:
-        self._waits[id(wait)] = wait
+        with self._lock:
+            self._waits[id(wait)] = wait
+            if not self._runs:
+                threading.Thread(target=self._look, daemon=True, name='fewgpu lookout').start()
+                self._runs = True
         try:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._look, daemon=True, name='fewgpu lookout')
-                self._thread.start()
             yield
         finally:
-            del self._waits[id(wait)]
+            with self._lock:
+                del self._waits[id(wait)]
 
     def _look(self) -> None:
         latest = time.monotonic()
-        while time.monotonic() < latest + _IDLE:
+        while True:
             time.sleep(_LOOK)
-            if self._waits:
+            with self._lock:   # nobody adds a wait between the look at them and the end
+                waits = [*self._waits.values()]
+                if not waits and time.monotonic() > latest + _IDLE:
+                    self._runs = False
+                    return
+            if waits:
                 latest = time.monotonic()
-                self._look_at_all(latest)
+                self._look_at_all(waits, latest)
+            del waits   # and keep none of their tensors
 
-    def _look_at_all(self, now: float) -> None:   # and, once back, keep none of their tensors
-        for wait in [*self._waits.values()]:
+    @staticmethod
+    def _look_at_all(waits: list[Wait], now: float) -> None:
+        for wait in waits:
             if now >= wait.due and wait.misses.compare(wait):
                 wait.hang_up()
 

@@ -26,6 +26,7 @@ from fewgpu.transport.mailbox import Deadlock
 from fewgpu.transport.peers import BYE, Peer
 from fewgpu.transport.rank_mailbox import RankFailed, RankMailbox, described
 from fewgpu.transport.signs import Sign, Signs
+from fewgpu.transport.wire import Garbled
 
 _OUTSIDE = 'is not in a step'
 _AHEAD = 2   # how many steps a rank may run ahead of another, whose memory its messages fill
@@ -78,8 +79,7 @@ class Ranks:
             come_to_make(self.members, f'Ranks({self.members})', self.time_limit)
             if self.size > 1:
                 group = dist.ProcessGroupGloo(store, self.index, self.size, timedelta(seconds=self.time_limit))
-                self.peers = {row: Peer(group, row, partial(self._arrived, row),
-                                         partial(self._lost, row))
+                self.peers = {row: Peer(group, row, partial(self._arrived, row), partial(self._lost, row))
                                for row in range(self.size) if row != self.index}
         except BaseException as error:
             self._signs.close()
@@ -183,7 +183,9 @@ class Ranks:
         return Deadlock(f'after {self.time_limit:g} s {self._names([self.index])} {doing}: {where}')
 
     def _arrived(self, row: int, step: int, message: Message, value: Any) -> None:
-        """In the thread that listens to this member."""
+        """In the thread that listens to this member. Raises Garbled for what no member says."""
+        if message.what in (_BEGIN, _ERROR) and not isinstance(value, str):
+            raise Garbled(f'{message.what} with a {type(value).__name__}')
         if message.what == _ERROR:
             self._stop(RankFailed(value))
         elif message.what in (_BEGIN, _TELL, BYE.what):
@@ -218,7 +220,7 @@ class Ranks:
         """The connection broke. In the thread that listened to this member."""
         sentence = f'the connection to {self._names([row])} broke ({error})'
         with contextlib.suppress(RuntimeError):   # the store may be gone, too
-            sentence = self._signs.word_of(row) or (
+            sentence = sentence if isinstance(error, Garbled) else self._signs.word_of(row) or (
                 f'{self._names([row])} died without a word; its last sign of life was that it '
                 f'{self._signs.last(row)}; {self._names([self.index])} {self._sign().here()}: start all ranks '
                 f'again, from the latest checkpoint')

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from fewgpu.schedule import Message
 
 _EVERY = 0.5    # seconds
+_MOST = 2**16   # bytes of what a rank says
+_UNREADABLE = 'left a sign that cannot be read'
 _FRESH = 1.2    # seconds in which a rank that lives gives another sign
 
 
@@ -29,6 +31,16 @@ class Sign(NamedTuple):
 
     def __str__(self) -> str:
         return self.doing if self.alive else f'gives no sign of life since it told that it {self.doing}'
+
+
+def read_sign(text: bytes) -> Sign:
+    """What `Signs` posts. Whoever reaches the store may have written something else: that is no sign of life."""
+    try:
+        step, doing, waiting, beat, alive = (json.loads(text[:_MOST])[name] for name in Sign._fields)
+        message = waiting and Message(str(waiting[0]), *map(int, waiting[1:]))
+        return Sign(int(step), str(doing), message, int(beat), bool(alive))
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        return Sign(0, _UNREADABLE)
 
 
 class Signs:
@@ -61,8 +73,7 @@ class Signs:
 
     def last(self, member: int) -> Sign:
         """The last sign of a member."""
-        fields = json.loads(self._store.get(f'at/{member}'))
-        return Sign(**{**fields, 'waiting': fields['waiting'] and Message(*fields['waiting'])})
+        return read_sign(self._store.get(f'at/{member}'))
 
     def leave_word(self, sentence: str) -> None:
         """For those who find this rank gone."""
@@ -70,7 +81,7 @@ class Signs:
 
     def word_of(self, member: int) -> str | None:
         key = f'word/{member}'
-        return self._store.get(key).decode() if self._store.check([key]) else None
+        return self._store.get(key)[:_MOST].decode(errors='replace') if self._store.check([key]) else None
 
     def close(self) -> None:
         self._closed.set()

@@ -1,31 +1,37 @@
 """The process that runs a learner's file: `python -m fewgpu.workshop.grading.child NAME FILE SEED FOLDER PARENT`.
 
-It writes a line of JSON into FOLDER/outcomes for every check that begins and every one that ends, so that whoever
-started it knows how far it came, however it ends. When it is sent SIGABRT, or crashes, it leaves the lines where it was
+It writes a line (see `channel`) into FOLDER/outcomes for every check that begins and every one that ends, so that
+whoever started it knows how far it came, however it ends. The learner's file runs here, too: what it may not reach is
+in `reach` and `guard`. When it is sent SIGABRT, or crashes, it leaves the lines where it was
 in FOLDER/stuck.
 """
 
 import ctypes
 import faulthandler
 import importlib
-import json
 import os
 import random
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 import torch
 
-from fewgpu.workshop.grading.forbid import forbid, forbid_processes
+from fewgpu.workshop.grading.channel import take_key, writer
+from fewgpu.workshop.grading.forbid import forbid, forbid_processes, hide_graders
 from fewgpu.workshop.grading.grade import FILE, LOAD
 from fewgpu.workshop.grading.grader import GIGABYTES, Check, Failure, checks_of
+from fewgpu.workshop.grading.guard import watch
 from fewgpu.workshop.grading.known import KNOWN
 from fewgpu.workshop.grading.patience import AT_MOST
+from fewgpu.workshop.grading.plain import know_all_types
+from fewgpu.workshop.grading.reach import keep_apart
 from fewgpu.workshop.grading.surroundings import surroundings
 from fewgpu.workshop.grading.verdict import BLOCKED, FAILED, PASSED, Outcome
 from fewgpu.workshop.grading.work import Work
@@ -36,15 +42,17 @@ MOST_TEXT = 4000   # characters of what is said about a check
 def main(name: str, file: str, seed: str, folder: str, parent: str) -> NoReturn:
     _end_with(int(parent))
     torch.set_num_threads(1)
+    key = take_key(Path(folder))
     grader = importlib.import_module(f'fewgpu.workshop.graders.{name}')
     checks, sentences = checks_of(grader), {**KNOWN, **grader.MISCONCEPTIONS}
-    with open(Path(folder, 'outcomes'), 'w', encoding='utf-8') as out, open(Path(folder, 'stuck'), 'w') as stuck:
+    with open(Path(folder, 'outcomes'), 'wb') as out, open(Path(folder, 'stuck'), 'w') as stuck:
         faulthandler.enable(stuck)
         limit = LOAD + AT_MOST * sum(check.seconds for check in checks)
         faulthandler.dump_traceback_later(limit, exit=True, file=stuck)   # should nobody watch any more
-        child = _Child(checks, sentences, int(seed), out)
+        child = _Child(checks, sentences, int(seed), writer(out, key))
+        del key
         try:
-            child.grade(Path(file).resolve(), getattr(grader, 'FORBIDDEN', ()))
+            child.grade(Path(file).resolve(), Path(folder).resolve(), getattr(grader, 'FORBIDDEN', ()))
         except BaseException:   # of the kit: whatever the learner's file raises has become an outcome
             child.write({'fault': traceback.format_exc()})
     sys.stdout.flush()
@@ -52,10 +60,11 @@ def main(name: str, file: str, seed: str, folder: str, parent: str) -> NoReturn:
 
 
 class _Child:
-    def __init__(self, checks: list[Check], sentences: dict[str, str], seed: int, out: TextIO) -> None:
-        self._checks, self._sentences, self._seed, self._out = checks, sentences, seed, out
+    def __init__(self, checks: list[Check], sentences: dict[str, str], seed: int,
+                 write: Callable[[dict[str, Any]], None]) -> None:
+        self._checks, self._sentences, self._seed, self.write = checks, sentences, seed, write
 
-    def grade(self, file: Path, forbidden: tuple[str, ...]) -> None:
+    def grade(self, file: Path, folder: Path, forbidden: tuple[str, ...]) -> None:
         def is_learners(name: str) -> bool:
             return Path(name).parent == file.parent
 
@@ -64,26 +73,50 @@ class _Child:
         forbid(forbidden, is_learners)
         forbid_processes(is_learners)
         _limit_memory()
+        know_all_types()
+        changed, changed_nearby, restore = watch()
+        hide_graders()
+        tried = keep_apart(file, folder, is_learners)
         self.write({'starts': 'file'})
+        outcome, is_clean = Outcome(*FILE[:3], PASSED), partial(self._is_clean, changed, restore, tried)
         try:
-            work = Work(file)
+            work = Work(file, changed_nearby)
         except Failure as failure:
-            return self.write(asdict(self._failed(Outcome(*FILE[:3]), failure)))
+            self._failed(outcome, failure)
+        put_back()   # the built-in functions first: a file may have its own, until the checks begin
+        if not is_clean(outcome) or not outcome.passed:
+            return self.write(asdict(outcome))
         passed: set[str] = set()
         for check in self._checks:
             put_back()
-            outcome = self._run(check, work, passed)
-            put_back()
-            if outcome.passed:
+            outcome = Outcome(check.id, check.title, check.points, PASSED)
+            try:
+                self._run(check, outcome, work, passed)
+            except BaseException:   # of the kit, unless somebody has exchanged a part of it
+                if is_clean(outcome):
+                    raise
+            if is_clean(outcome) and outcome.passed:
                 passed.add(check.id)
+            put_back()
             self.write(asdict(outcome))
         self.write({'ends': True})
 
-    def _run(self, check: Check, work: Work, passed: set[str]) -> Outcome:
-        outcome = Outcome(check.id, check.title, check.points, PASSED)
+    def _is_clean(self, changed: Callable[[], str], restore: Callable[[], None], tried: list[str],
+                  outcome: Outcome) -> bool:
+        """Did the file leave alone what is not its own? If not, the check has failed, and all is as before again."""
+        what = changed() or (tried[0] if tried else '')
+        if what:
+            restore()
+            if outcome.misconception != 'tampers':
+                outcome.figures = {}
+                self._failed(outcome, Failure(f'({what})', misconception='tampers', lines=outcome.lines))
+            tried.clear()
+        return not what
+
+    def _run(self, check: Check, outcome: Outcome, work: Work, passed: set[str]) -> None:
         if not passed.issuperset(check.after):
             outcome.status, outcome.message = BLOCKED, self._waits_for(check, passed)
-            return outcome
+            return
         self.write({'starts': check.id})
         started = time.perf_counter()
         torch.manual_seed(self._seed)
@@ -92,7 +125,6 @@ class _Child:
         except BaseException as error:
             self._failed(outcome, work.explain(error))
         outcome.seconds = time.perf_counter() - started
-        return outcome
 
     def _waits_for(self, check: Check, passed: set[str]) -> str:
         numbers = [str(number) for number, each in enumerate(self._checks, 1) if each.id in set(check.after) - passed]
@@ -107,10 +139,6 @@ class _Child:
         outcome.case, outcome.lines, outcome.picture, outcome.svg = (
             failure.case[:MOST_TEXT], failure.lines, failure.picture, failure.svg)
         return outcome
-
-    def write(self, data: dict[str, Any]) -> None:
-        self._out.write(json.dumps(data) + '\n')
-        self._out.flush()
 
 
 def _sentence(sentences: dict[str, str], misconception: str) -> str:

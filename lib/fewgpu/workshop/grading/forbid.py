@@ -15,7 +15,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import fewgpu
@@ -59,16 +59,27 @@ def forbid(names: Iterable[str], is_learners: IsLearners) -> None:
                     setattr(module, name, everywhere[id(value)])
 
 
+def hide_graders() -> None:
+    """From now on in this process, nobody gets hold of a grader's module by its name: some compute the right answer.
+    To import one is to open its file."""
+    graders = 'fewgpu.workshop.graders'
+    for name in [name for name in sys.modules if f'{name}.'.startswith(f'{graders}.')]:
+        owner, _, part = name.rpartition('.')
+        if owner in sys.modules:
+            vars(sys.modules[owner]).pop(part, None)
+        del sys.modules[name]
+
+
 def forbid_processes(is_learners: IsLearners) -> None:
     """From now on in this process, the learner's file cannot start another, by whatever way."""
     def refuse(event: str, arguments: tuple) -> None:
         # In a thread of the file's own nothing of it need be left on the stack.
         in_thread = threading.current_thread() is not threading.main_thread()
-        if event in _STARTS and (in_thread or _is_called_by(is_learners)):
+        if event in _STARTS and (in_thread or is_behind(sys._getframe(1), is_learners)):
             raise StartsProcess(event)
 
     def refuse_start(self: Any) -> None:
-        if _is_called_by(is_learners):
+        if is_behind(sys._getframe(1), is_learners):
             raise StartsProcess('multiprocessing')
         start(self)
 
@@ -77,26 +88,25 @@ def forbid_processes(is_learners: IsLearners) -> None:
     sys.addaudithook(refuse)
 
 
-def _is_called_by_packages(is_learners: IsLearners) -> bool:
-    """Does the kit, torch or another package call?
+def serves(frame: FrameType | None, is_learners: IsLearners) -> bool:
+    """Does what this frame does serve the learner's file, and not the kit, torch or another package?
 
     Python's own modules pass on what they were told by whom they serve.
     """
-    frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
         if is_learners(file):
-            return False
-        if file.startswith(_KIT) or '-packages' in file:
             return True
-        if not file.startswith(_PYTHON):
+        if file.startswith(_KIT) or '-packages' in file:
             return False
+        if not file.startswith(_PYTHON):
+            return True
         frame = frame.f_back
-    return False
+    return True
 
 
-def _is_called_by(is_learners: IsLearners) -> bool:
-    frame = sys._getframe(2)
+def is_behind(frame: FrameType | None, is_learners: IsLearners) -> bool:
+    """Is the learner's file anywhere behind what this frame does?"""
     while frame is not None:
         if is_learners(frame.f_code.co_filename):
             return True
@@ -107,7 +117,7 @@ def _is_called_by(is_learners: IsLearners) -> bool:
 def _trip(name: str, function: Callable, is_learners: IsLearners) -> Callable:
     @functools.wraps(function)
     def tripped(*arguments: Any, **named: Any) -> Any:
-        if not _is_called_by_packages(is_learners):
+        if serves(sys._getframe(1), is_learners):
             raise HandedBack(name)
         return function(*arguments, **named)
     del tripped.__wrapped__   # no way round
@@ -118,7 +128,7 @@ def _trip_class(name: str, cls: type, is_learners: IsLearners) -> None:
     made = cls.__init__
 
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:
-        if not _is_called_by_packages(is_learners):
+        if serves(sys._getframe(1), is_learners):
             raise HandedBack(name)
         if made is not object.__init__:
             made(self, *arguments, **named)

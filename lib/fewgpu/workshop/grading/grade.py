@@ -1,7 +1,6 @@
 """Grade an exercise: its file runs in a process with limits, and whatever it does there, a verdict comes out."""
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -11,12 +10,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import fewgpu
 from fewgpu.workshop.exercise import Exercise, real
+from fewgpu.workshop.grading.channel import Forged, Reader, make_key, open_for_reading
 from fewgpu.workshop.grading.known import KNOWN
 from fewgpu.workshop.grading.patience import Patience
 from fewgpu.workshop.grading.verdict import BLOCKED, FAILED, Line, Outcome, Verdict, outcome
@@ -25,6 +25,8 @@ START = 60.0                       # seconds that Python and torch may compute t
 GRACE = 2.0                        # seconds that a process may take to end
 LOAD = 10.0                       # seconds that the learner's file may take to load
 MOST_PRINTED = 10 * 2**20         # bytes; more ends the process
+MOST_ROUNDS = 20   # of looking for processes that start others
+OF_RUN = 'FEWGPU_GRADING'   # in the environment of a process that grades, and of those that it starts: its folder
 KEPT_FIRST, KEPT_LAST = 2000, 1000
 FILE = 'file', 'the file can be loaded', 0, LOAD
 _FRAME = re.compile(r'File "(.+)", line (\d+) in ')
@@ -49,10 +51,10 @@ def grade(exercise: Exercise, file: Path | None = None, *, seed: int | None = No
     if not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise ValueError(f'a seed is a whole number from 0 to 2**63 - 1, not {seed!r}')
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix='grading-') as folder:
-        run = _Run(exercise, file, seed, Path(folder), on_outcome)
-        run.to_end(popen)
-        outcomes = run.outcomes()
+    with tempfile.TemporaryDirectory(prefix='grading-', ignore_cleanup_errors=True) as folder:
+        with _Run(exercise, file, seed, Path(folder), on_outcome) as run:
+            run.to_end(popen)
+            outcomes = run.outcomes()
     return Verdict(exercise.number, exercise.name, str(file), seed, outcomes, run.printed.text(),
                    time.monotonic() - started)
 
@@ -82,31 +84,51 @@ class _Run:
         self._current, self._ended, self._fault = '', False, ''
         self._killed, self._signal = '', 0   # why we have ended the process; what has ended it otherwise
         self.printed = Printed()
+        # Opened before anything runs: whatever becomes of their names, it is these that are read.
+        (folder / 'stuck').touch()
+        self._outcomes, self._stuck = open_for_reading(folder / 'outcomes'), open(folder / 'stuck', 'rb')
+        self._reader = Reader(self._outcomes, make_key(folder))
+
+    def __enter__(self) -> '_Run':
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._outcomes.close()
+        self._stuck.close()
 
     def to_end(self, popen: Callable[..., subprocess.Popen]) -> None:
         """Start the process and wait until it has ended, or until it has to be ended."""
         process = popen(
             self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=_environment(), cwd=self._file.parent, start_new_session=True)
+            env=_environment(self._folder), cwd=self._file.parent, start_new_session=True)
         reader = threading.Thread(target=self.printed.read, args=(process.stdout,), daemon=True)
         reader.start()
         try:
-            read, patience = _lines(self._folder / 'outcomes'), Patience(process.pid)
+            patience = Patience(process.pid)
             while process.poll() is None and not self._killed:
-                if lines := next(read):
+                if self._read():
                     patience.begin()
-                    self._note(lines)
-                self._killed = self._reason_to_kill(patience)
+                self._killed = self._killed or self._reason_to_kill(patience)
                 time.sleep(0.02)
             if self._killed:
                 _ask_where_it_is(process)
         finally:
-            _end(process)
+            _end(process, self._folder)
             reader.join(timeout=GRACE)
-        self._note(next(read))
+        while self._killed != 'tampers' and self._read():
+            pass
         if self._fault or not self._current:
             raise GraderError(f'the grader failed, and not your file:\n{self._fault or self.printed.text()}')
         self._signal = -process.returncode
+
+    def _read(self) -> bool:
+        """Note what is new; False if nothing is."""
+        try:
+            lines = self._reader.lines()
+        except Forged:
+            lines, self._killed = [], 'tampers'
+        self._note(lines)
+        return bool(lines)
 
     def _note(self, lines: list[dict[str, Any]]) -> None:
         for line in lines:
@@ -131,7 +153,7 @@ class _Run:
 
     def outcomes(self) -> list[Outcome]:
         """Of all checks; those that did not run are blocked."""
-        if not self._ended and self._current not in self._done:
+        if self._killed == 'tampers' or not self._ended and self._current not in self._done:
             self._done[self._current] = self._unfinished()
         blocked = [Outcome(*check[:3], BLOCKED) for check in self._checks.values() if check[0] != 'file']
         file = [self._done['file']] if 'file' in self._done else []
@@ -140,7 +162,7 @@ class _Run:
     def _unfinished(self) -> Outcome:
         """The check during which the process ended."""
         *check, allowed = self._checks[self._current]
-        stuck = (self._folder / 'stuck').read_text(encoding='utf-8', errors='replace')
+        stuck = self._stuck.read(MOST_PRINTED).decode(errors='replace')
         why = self._killed or ('crashed' if 'Fatal' in stuck else 'killed' if self._signal > 0 else 'exits')
         message = f'{KNOWN[why][:1].upper()}{KNOWN[why][1:]}'
         message += f': it was ended after {allowed:g} seconds.' if why == 'too-slow' else '.'
@@ -176,22 +198,13 @@ class Printed:
         return (self._first + between + self._last).decode(errors='replace')
 
 
-def _lines(file: Path) -> Iterator[list[dict[str, Any]]]:
-    """Whenever it is asked: the lines that were added to a file of JSON."""
-    done = 0
-    while True:
-        text = file.read_bytes() if file.exists() else b''
-        whole = text[done:text.rfind(b'\n') + 1]
-        done += len(whole)
-        yield [json.loads(line) for line in whole.splitlines()]
-
-
-def _environment() -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     """The kit that runs is the one that grades; devices are virtual ones, so that no verdict depends on the machine."""
     here = str(Path(fewgpu.__file__).parents[1])
     path = os.pathsep.join(filter(None, [here, os.environ.get('PYTHONPATH')]))
     return {**os.environ, 'PYTHONPATH': path, 'PYTHONUNBUFFERED': '1', 'PYTHONIOENCODING': 'utf-8',
-            'PYTHONDONTWRITEBYTECODE': '1', 'CUDA_VISIBLE_DEVICES': '', 'OMP_NUM_THREADS': '1', 'MPLBACKEND': 'agg'}
+            'PYTHONDONTWRITEBYTECODE': '1', 'CUDA_VISIBLE_DEVICES': '', 'OMP_NUM_THREADS': '1', 'MPLBACKEND': 'agg',
+            OF_RUN: str(folder)}
 
 
 def _ask_where_it_is(process: subprocess.Popen) -> None:
@@ -202,11 +215,26 @@ def _ask_where_it_is(process: subprocess.Popen) -> None:
             process.wait(GRACE)
 
 
-def _end(process: subprocess.Popen) -> None:
-    """End it and all that it has started."""
+def _end(process: subprocess.Popen, folder: Path) -> None:
+    """End it and all that it has started; on Linux also what has left its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if hasattr(os, 'killpg'):
             os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()
     process.wait()
+    mark = f'{OF_RUN}={folder}\0'.encode()
+    for _ in range(MOST_ROUNDS if sys.platform == 'linux' else 0):
+        found = [int(each.parent.name) for each in Path('/proc').glob('[0-9]*/environ') if mark in _content(each)]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            break
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:   # it has ended, or is not ours
+        return b''

@@ -19,6 +19,8 @@ KNOWN = {
     'killed': 'the system has ended Python, most likely for want of memory',
     'crashed': 'Python itself crashed',
     'starts-processes': 'the file starts another process: an exercise runs in one',
+    'tampers': 'the file reaches for what belongs to the grader, the kit, Python or torch: an exercise is solved in '
+               'the functions that it asks for',
     'handed-back': 'the file calls a finished answer, and this exercise is about writing it yourself',
 }
 """By its stable id, in one sentence."""

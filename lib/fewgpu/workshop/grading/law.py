@@ -8,6 +8,7 @@ import torch
 
 from fewgpu.workshop.grading.forbid import HandedBack, StartsProcess
 from fewgpu.workshop.grading.grader import Failure, InCase, first_line
+from fewgpu.workshop.grading.plain import Lies, is_trusted, plain
 from fewgpu.workshop.grading.verdict import Line
 
 Case = Any
@@ -80,13 +81,15 @@ def judge(cases: Iterable[Case], answer: Callable[[Case], Any], truth: Callable[
 
 
 def attempt(answer: Callable[[Case], Any], case: Case) -> Any:
-    """The learner's answer, or the exception that came instead of it."""
+    """The learner's answer, as `plain` values, or the exception that came instead of it."""
     try:
-        return answer(case)
+        return plain(answer(case))
+    except Lies as lie:
+        raise Failure(f'The answer is {lie}.', misconception='tampers') from None
     except (HandedBack, StartsProcess):
         raise
     except Failure as failure:
-        if failure.misconception in ('unsolved', 'missing-function'):
+        if failure.misconception in ('unsolved', 'missing-function', 'tampers'):
             raise
         return failure
     except Exception as error:
@@ -124,11 +127,12 @@ def alike(one: Any, other: Any) -> bool:
 def equal(one: Any, other: Any) -> bool:
     """Equal values: tensors to the bit and of one dtype; sequences element by element, a list like a tuple."""
     if isinstance(other, torch.Tensor):
-        return isinstance(one, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+        return (isinstance(one, torch.Tensor) and is_trusted(one) and one.dtype == other.dtype
+                and torch.equal(one, other))
     if isinstance(other, (list, tuple)):
         return (isinstance(one, (list, tuple)) and len(one) == len(other)
                 and all(equal(a, b) for a, b in zip(one, other)))
-    if isinstance(one, torch.Tensor) or type(one).__name__ == 'ndarray':
+    if isinstance(one, torch.Tensor) or type(one).__name__ == 'ndarray' or not is_trusted(one):
         return False
     return bool(one == other)
 

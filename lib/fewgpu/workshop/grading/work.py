@@ -1,19 +1,25 @@
 """The learner's file: loaded, its functions at hand, and its own lines where something goes wrong."""
 
 import ast
+import functools
 import importlib.util
 import inspect
 import linecache
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
+import torch
+
 from fewgpu.workshop.grading.forbid import HandedBack, StartsProcess
 from fewgpu.workshop.grading.grader import MOST_TEXT, Failure, InCase, first_line
+from fewgpu.workshop.grading.plain import Lies, plain
+from fewgpu.workshop.grading.reach import Tampers
 from fewgpu.workshop.grading.verdict import Line
 from fewgpu.workshop.practice.misuse import Misuse
 
@@ -27,9 +33,10 @@ class Work:
     An attribute that the file lacks, or whose function has no body yet, raises `Failure`.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Load it. Raises `Failure` if it cannot be loaded."""
-        self._path = path.resolve()
+    def __init__(self, path: Path, changed: Callable[[], str] = str) -> None:
+        """Load it. Raises `Failure` if it cannot be loaded. `changed`: the name of what the file has exchanged in the
+        kit, or ''; it is asked whenever a function of the file has returned."""
+        self._path, self._changed = path.resolve(), changed
         try:
             self._tree = ast.parse(self._path.read_bytes(), str(self._path))   # bytes say how they are encoded
             self._module = self._load()
@@ -59,7 +66,7 @@ class Work:
             raise Failure(f'There is no `{name}` in {self._path.name}; `./workshop.py reset {self._path.name[:2]}` '
                           f'brings the exercise as it was, and keeps a copy of '
                           f'yours.', misconception='missing-function')
-        value = getattr(self._module, name)
+        value = vars(self._module)[name]
         for node in _definitions(self._tree):
             if node.name == name and _is_empty(node) and _made_by(node, value):
                 what = f'`{name}` has' if isinstance(node, ast.FunctionDef) else f'The methods of `{name}` have'
@@ -67,7 +74,7 @@ class Work:
         if inspect.iscoroutinefunction(value):
             raise Failure(f'`{name}` is `async`, so a call of it does nothing: write `def {name}`.',
                           misconception='wrong-type', lines=self.definition(name))
-        return value
+        return watched(value, self._changed) if callable(value) and not isinstance(value, type) else value
 
     @property
     def module(self) -> ModuleType:
@@ -118,6 +125,8 @@ class Work:
             return Failure(f'It is {error}.', misconception='handed-back', lines=lines)
         if isinstance(error, StartsProcess):
             return Failure(f'({error})', misconception='starts-processes', lines=lines)
+        if isinstance(error, Tampers):
+            return Failure(f'({error})', misconception='tampers', lines=lines)
         if isinstance(error, SystemExit):
             return Failure(misconception='exits', lines=lines)
         if isinstance(error, MemoryError) or isinstance(error, RuntimeError) and _NO_MEMORY.search(text):
@@ -127,6 +136,27 @@ class Work:
         if isinstance(error, TypeError) and re.search(r'\w\(\) (missing|takes|got)', text):
             return Failure(f"{text.removesuffix('.')}.", misconception='signature')
         return Failure(f'({text})', misconception='wrong-type')
+
+
+def watched(function: Callable, changed: Callable[[], str]) -> Callable:
+    """The learner's function. What it returns are `plain` values, and what it leaves behind is as before: nothing of
+    the kit's is exchanged, and no mode of torch's goes on. Raises Failure if not."""
+    functions, dispatch = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        before = functions(), dispatch()
+        try:
+            result = function(*arguments, **named)
+        finally:
+            what = changed() or ('a mode of torch goes on' if (functions(), dispatch()) != before else '')
+            if what:
+                raise Failure(f'({what})', misconception='tampers')
+        try:
+            return plain(result)
+        except Lies as lie:
+            raise Failure(f'The answer is {lie}.', misconception='tampers') from None
+    return call
 
 
 def _definitions(tree: ast.AST) -> list[ast.FunctionDef | ast.ClassDef]:
