@@ -71,7 +71,7 @@ def start(options: argparse.Namespace) -> int:
     with Owned(box) as owned:
         owned.may_stay()
     again = '' if box.folder == default_folder() else f' --folder {box.folder}'
-    print(f'Slurm runs, with {box.nodes} nodes of {box.cpus} CPUs and {box.gpus} stand-ins for GPUs. For this shell:')
+    print(f'Slurm runs ({_size(box)}). For this shell:')
     print(f'    eval "$(jobs/slurm-in-a-box env{again})"')
     return 0
 
@@ -126,7 +126,7 @@ def status(options: argparse.Namespace) -> int:
         asked = subprocess.run([program('sinfo'), '-hN', '-p', 'cpu', '-o', '%N %T'], text=True, capture_output=True,
                                env={**os.environ, **box.environment()})
         states = dict(line.split() for line in asked.stdout.splitlines())
-    print(f'Slurm in {box.folder}: {box.nodes} nodes of {box.cpus} CPUs and {box.gpus} stand-ins for GPUs')
+    print(f'Slurm in {box.folder} ({_size(box)}):')
     whole = True
     for name in ('munged', 'slurmctld', *box.names):
         fine = name in runs
@@ -155,6 +155,10 @@ def boot(options: argparse.Namespace) -> int:
 
 def _box(options: argparse.Namespace) -> Box:
     return Box(options.folder.absolute(), options.nodes, options.cpus, options.gpus)
+
+
+def _size(box: Box) -> str:
+    return f'nodes: {box.nodes}; on each, CPUs: {box.cpus}, stand-ins for GPUs: {box.gpus}'
 
 
 def _running(options: argparse.Namespace) -> Box:
