@@ -35,11 +35,11 @@ run_ranks() {
         --way "$way" --checkpoints "$run/checkpoints" --report "$run/report.json" --stopped "$run/stopped" \
         ${size[@]+"${size[@]}"} ${arguments[@]+"${arguments[@]}"}
     if [[ -n ${SLURM_JOB_ID:-} ]]; then
-        echo "Job $SLURM_JOB_ID on $nodes nodes (${SLURM_JOB_NODELIST:-}), $ranks ranks on each: $run"
+        echo "Job $SLURM_JOB_ID on ${SLURM_JOB_NODELIST:-$nodes nodes}, ranks on each node: $ranks. Output: $run"
         export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}   # which srun does not take over by itself
         set -- srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --overlap --kill-on-bad-exit=1 "$@"
     else
-        echo "$ranks ranks on this machine: $run"
+        echo "Ranks on this machine: $ranks. Output: $run"
     fi
     wait_for "$@"
     conclude "$run" $?
@@ -66,6 +66,17 @@ all_answer() {
         --ntasks-per-node=1 --overlap true 2>/dev/null
 }
 
+# start_again: put this job back into the queue, if it is one. After the loss of a node Slurm may have done so already.
+start_again() {
+    local said
+    [[ ${ENVIRONMENT:-} == BATCH ]] || return 1
+    if ! said=$(scontrol requeue "$SLURM_JOB_ID" 2>&1) && [[ $said != *pending* ]]; then
+        echo "$said"
+        return 1
+    fi
+    echo "Job $SLURM_JOB_ID is back in the queue, and will go on."
+}
+
 # conclude FOLDER STATUS: end the job, or have Slurm start it again where there is something to go on from.
 conclude() {
     local run=$1 status=$2 lost= signal
@@ -78,10 +89,8 @@ conclude() {
     fi
     signal=$(cat "$run/stopped" 2>/dev/null)
     if [[ -n $lost && ${SLURM_RESTART_COUNT:-0} -lt 5 || -z $lost && $status == 0 && $signal == SIGUSR1 ]]; then
-        if [[ ${ENVIRONMENT:-} == BATCH ]] && scontrol requeue "$SLURM_JOB_ID"; then
-            echo "Job $SLURM_JOB_ID was put back into the queue, to go on from $run/checkpoints."
-            exit 0
-        fi
+        start_again && exit 0
+        echo "It is not started again. To go on, submit it with --checkpoints $run/checkpoints"
     fi
     if ((status)); then
         exit "$status"

@@ -88,7 +88,7 @@ def train(args, way):
     if not an_epoch:
         raise SystemExit(f'{len(x)} samples are no mini-batch of {args.batchsize}: choose a smaller --batchsize')
     steps = args.epochs * an_epoch
-    say(f'{args.arch}, {args.way} on {ranks()} ranks: {steps} steps of {args.batchsize} samples')
+    say(f'{args.arch}, {args.way}, {ranks()} rank{"s" * (ranks() > 1)}: {steps} steps of {args.batchsize} samples')
     stop, saves, losses = Stopping(time_limit=args.time_limit), Saves(args, way), []
     if saves.found:
         losses = saves.load()

@@ -34,6 +34,14 @@ def ranks() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def share(rows: torch.Tensor, shares: int, own: int) -> torch.Tensor:
+    """The own rows of a mini-batch, which is shared out evenly. Raises ValueError if there are not enough."""
+    if len(rows) < shares:
+        raise ValueError(f'a mini-batch of {len(rows)} cannot be shared out to {shares}: choose a --batchsize of at '
+                         f'least {shares}')
+    return rows.tensor_split(shares)[own]
+
+
 class Plain:
     """All rows on one device, without ranks."""
 
@@ -72,7 +80,7 @@ class Replicated(Plain):
 
     def own(self, rows: torch.Tensor) -> torch.Tensor:
         self.rows = len(rows)
-        return rows.tensor_split(ranks())[rank()]
+        return share(rows, ranks(), rank())
 
     def of_all(self, number: float) -> float:
         total = torch.tensor([number], dtype=torch.float64)
@@ -105,7 +113,7 @@ class Staged:
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> float:
         """Train on the rows of this replica; the mean loss of all rows."""
-        x, y = (rows.tensor_split(self.replicas)[self.replica].to(self.model.devices[0].torch) for rows in (x, y))
+        x, y = (share(rows, self.replicas, self.replica).to(self.model.devices[0].torch) for rows in (x, y))
         return self.model.step(x, y).item()
 
 
