@@ -30,8 +30,8 @@ from fewgpu.workshop.rank import log_of, pid_of
 from fewgpu.workshop.store import NoStore, address_here, find_store, interface_of, open_store
 
 _LOOK = 0.1          # seconds between two looks at rank 0's output, and for signals to pass on
-_LAST_WORDS = 5.0    # seconds in which another node may tell that a rank of it was the cause
-_GRACE = 10          # seconds that ranks have to end when one of them has failed
+_LAST_WORDS = 3.0    # seconds in which another node may tell that a rank of it was the cause
+_GRACE = 6           # seconds that ranks have to end when one of them has failed
 
 
 def main() -> int:
@@ -47,11 +47,9 @@ def main() -> int:
         print(f'{node_here()}: {error}', file=sys.stderr)
         return 1
     _settle(address, args.ranks)
-    own = range(node * args.ranks, (node + 1) * args.ranks)
-    for rank in own:
-        pid_of(args.run, rank).unlink(missing_ok=True)
-    with _passing_on(asked, args.run, own):
-        return _launch(args, store, address, node, nodes)
+    ranks = _Ranks(asked, args.run, range(node * args.ranks, (node + 1) * args.ranks))
+    with ranks.looked_after():
+        return _launch(args, store, address, node, nodes, ranks)
 
 
 def _arguments() -> argparse.Namespace:
@@ -105,7 +103,7 @@ def _settle(address: str, ranks: int) -> None:
     os.environ.setdefault('TORCH_ELASTIC_SHUTDOWN_TIMEOUT', str(_GRACE))
 
 
-def _launch(args: argparse.Namespace, store: Any, address: str, node: int, nodes: int) -> int:
+def _launch(args: argparse.Namespace, store: Any, address: str, node: int, nodes: int, ranks: '_Ranks') -> int:
     import logging
 
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -123,65 +121,90 @@ def _launch(args: argparse.Namespace, store: Any, address: str, node: int, nodes
     try:
         elastic_launch(config, sys.executable)(*rank)
     except ChildFailedError as error:
-        return _status_of(error, args.run)
+        return _status_of(error, args.run, ranks)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0
 
 
-def _status_of(error: Any, run: Path) -> int:
+def _status_of(error: Any, run: Path, ranks: '_Ranks') -> int:
     """The exit status, as a shell has it, of the rank of this node that failed first. Ranks that died without a word
     are written down."""
-    for rank, failure in error.failures.items():
-        code = failure.exitcode
-        if code < 0:
+    failures = {rank: failure.exitcode for rank, failure in error.failures.items()}
+    ended_here = ranks.ended_late()   # which torchrun does to those that are left when one has failed
+    for rank, code in failures.items():
+        if code < 0 and rank not in ended_here:
             hint = ' (the system does that when memory runs out)' if -code == signal.SIGKILL else ''
             Failed(rank, node_here(), 128 - code, f'it was killed by {signal.Signals(-code).name}{hint}').leave(run)
-        elif code:
+        elif code > 0:
             Failed(rank, node_here(), code, f'it died with exit status {code}').leave(run)
     deadline = time.monotonic() + _LAST_WORDS
-    while all(one.is_of_another for one in failed.all_of(run)) and time.monotonic() < deadline:
+    while all(one.is_of_another for one in failed.all_of(run)):
+        if time.monotonic() > deadline:   # nobody knows another cause than those who had to be killed
+            for rank in ended_here & {rank for rank, code in failures.items() if code == -signal.SIGKILL}:
+                Failed(rank, node_here(), 1, f'it hung: others waited for it in vain, and in {_GRACE} s it did not end '
+                                             f'when it was told to').leave(run)
+            break
         time.sleep(_LOOK)   # when we end, Slurm ends the node of the cause
-    _, first = error.get_first_failure()
-    return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
+    code = next(code for rank, code in failures.items() if rank not in ended_here)
+    return code if code > 0 else 128 - code
 
 
-@contextlib.contextmanager
-def _passing_on(asked: _Asked, run: Path, own: range) -> Iterator[None]:
-    """Meanwhile signals go on to the ranks, and rank 0's output comes here."""
-    ended, shown = threading.Event(), log_of(run, 0)
-    begin = shown.stat().st_size if shown.exists() else 0   # a job that goes on has written there before
+class _Ranks:
+    """What this node's ranks get and give while they run: signals go on to them, and rank 0's output comes here."""
 
-    def work() -> None:
-        passed, at = [0] * len(own), begin
-        while True:
-            last = ended.is_set()
-            for place, rank in enumerate(own):
-                passed[place] = _tell(run, rank, asked.signals, passed[place])
-            at = _show(shown, at) if 0 in own else at
-            if last:
-                return
-            ended.wait(_LOOK)
+    def __init__(self, asked: _Asked, run: Path, own: range) -> None:
+        self._asked, self._run, self._own = asked, run, own
+        self._passed = dict.fromkeys(own, 0)        # signals
+        self._processes: dict[int, int] = {}
+        self._gone: dict[int, float] = {}           # since when
+        self._log = log_of(run, 0)
+        self._at = self._log.stat().st_size if self._log.exists() else 0   # a job that goes on has written there before
+        for rank in own:
+            pid_of(run, rank).unlink(missing_ok=True)
 
-    worker = threading.Thread(target=work, daemon=True)
-    worker.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        worker.join()
+    @contextlib.contextmanager
+    def looked_after(self) -> Iterator[None]:
+        """Meanwhile a thread does it."""
+        ended = threading.Event()
 
+        def work() -> None:
+            while not ended.wait(_LOOK):
+                self._look()
+            self._look()
+        worker = threading.Thread(target=work, daemon=True)
+        worker.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            worker.join()
 
-def _tell(run: Path, rank: int, signals: list[int], passed: int) -> int:
-    """Pass on the signals after the first `passed`, if the rank can take any yet; how many have been passed now."""
-    if passed < len(signals):
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(pid_of(run, rank).read_text(encoding='utf-8'))
-            while passed < len(signals):
-                if signals[passed] != signal.SIGINT:
-                    os.kill(pid, signals[passed])
-                passed += 1
-    return passed
+    def ended_late(self) -> set[int]:
+        """Those that ended well after the first one did."""
+        now = time.monotonic()
+        first = min(self._gone.values(), default=now)
+        return {rank for rank in self._own if self._gone.get(rank, now) > first + _GRACE / 2}
+
+    def _look(self) -> None:
+        for rank in self._own:
+            if rank not in self._processes:
+                with contextlib.suppress(OSError, ValueError):   # it is not so far yet
+                    self._processes[rank] = int(pid_of(self._run, rank).read_text(encoding='utf-8'))
+            if rank in self._processes and rank not in self._gone:
+                self._tell(rank, self._processes[rank])
+        if 0 in self._own:
+            self._at = _show(self._log, self._at)
+
+    def _tell(self, rank: int, process: int) -> None:
+        try:
+            os.kill(process, 0)
+            for number in self._asked.signals[self._passed[rank]:]:
+                self._passed[rank] += 1
+                if number != signal.SIGINT:   # for which it was noted TERM, too
+                    os.kill(process, number)
+        except ProcessLookupError:
+            self._gone[rank] = time.monotonic()
 
 
 def _show(file: Path, at: int) -> int:
