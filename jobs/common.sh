@@ -20,16 +20,23 @@ if [[ -z $python ]]; then
     exit 1
 fi
 
-# run SCRIPT GPU_FLAGS ARGUMENT...: train, with these flags first, so that the arguments overrule them:
-# GPU_FLAGS where there are GPUs; elsewhere a size that a few cores can do.
-run() {
-    local script=$1 size=(--batchsize 64 --samples 256)
+# choose_size GPU_FLAGS: `size` are these flags where there are GPUs; elsewhere a size that a few cores can do.
+choose_size() {
+    size=(--batchsize 64 --samples 256)
+    gpus=0
     # A GPU that nvidia-smi lists is none for a CPU build of torch.
     if nvidia-smi -L >/dev/null 2>&1 && "$python" -c "$sees_gpu"; then
-        read -ra size <<<"$2"
+        read -ra size <<<"$1"
+        gpus=${SLURM_GPUS_ON_NODE:-$(nvidia-smi -L | grep -c '^GPU')}
     else
         echo "No GPU here, so a small run, unless you ask for more: ${size[*]}"
     fi
+}
+
+# run SCRIPT GPU_FLAGS ARGUMENT...: train, with these flags first, so that the arguments overrule them.
+run() {
+    local script=$1 size gpus
+    choose_size "$2"
     local name=${SLURM_JOB_NAME:-$(basename "$0" .sh)}
     shift 2
     set -- "$python" "$root/$script" --report "$root/results/$name-${SLURM_JOB_ID:-local}.json" \
