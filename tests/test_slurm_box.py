@@ -201,9 +201,9 @@ def _parent(process: int) -> int:
 @pytest.mark.parametrize('ending', [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize('moment', ['while it starts', 'while it runs'])
 def test_box_of_run_ends_with_whoever_started_it(folder: Path, ending: signal.Signals, moment: str) -> None:
-    command = [sys.executable, str(BOX), 'run', '--folder', str(folder), 'sh', '-c', 'echo runs; exec sleep 600']
-    with subprocess.Popen(command, env=free_of_slurm(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          start_new_session=True) as starter:
+    command = [sys.executable, str(BOX), 'run', '--folder', str(folder), 'sh', '-c', 'echo runs; exec cat']   # until we end
+    with subprocess.Popen(command, env=free_of_slurm(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, start_new_session=True) as starter:
         if moment == 'while it runs':
             assert starter.stdout.readline() == 'runs\n'
         else:
