@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import register_random, settings
 
+pytest_plugins = ['tests.slurm']   # a real Slurm, where there is one
+
 settings.register_profile(
     'fewgpu',
     deadline=None,  # no test of the kit depends on how fast a machine is

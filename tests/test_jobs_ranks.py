@@ -1,0 +1,196 @@
+"""The job scripts of several ranks, without Slurm: ranks of this machine, which stop, fail and go on."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.rank_jobs import AN_EPOCH, ROOT, flags, losses_of, mischief, plain_losses
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which('bash') is None or os.name == 'nt',
+                                                   reason='job scripts are for bash')]
+PATIENCE = 300   # seconds
+__all__ = ['flags']
+
+
+@pytest.fixture(scope='module')
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone with the job scripts, which has this Python."""
+    root = tmp_path_factory.mktemp('my kit')
+    shutil.copytree(ROOT / 'jobs', root / 'jobs', ignore=shutil.ignore_patterns('site.sh', '__pycache__'))
+    (root / 'workshop.py').touch()
+    python = root / '.venv' / 'bin' / 'python'
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT / "lib"}:$PYTHONPATH" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return root
+
+
+class Started:
+    """A job script that runs."""
+
+    def __init__(self, kit: Path, job: str, *arguments: str, **variables: str) -> None:
+        self.mark = uuid.uuid4().hex   # in the environment of all its processes
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(('SLURM', 'PYTHON'))}
+        self.output = kit / f'{self.mark}.out'
+        with open(self.output, 'w') as out:
+            self.process = subprocess.Popen(
+                ['bash', str(kit / 'jobs' / f'job_{job}.sh'), *arguments], stdout=out, stderr=subprocess.STDOUT,
+                env={**kept, 'OMP_NUM_THREADS': '1', 'CUDA_VISIBLE_DEVICES': '', 'MARK': self.mark, **variables})
+
+    @property
+    def said(self) -> str:
+        return self.output.read_text()
+
+    @property
+    def run(self) -> Path:
+        """Its folder."""
+        return Path(re.search(r'Output: (.*)', self.said)[1])
+
+    def wait_for(self, words: str) -> None:
+        until = time.monotonic() + PATIENCE
+        while words not in self.said:
+            assert self.process.poll() is None and time.monotonic() < until, self.said
+            time.sleep(0.05)
+
+    def processes(self) -> list[int]:
+        """Those that are left of it."""
+        return [int(entry.name) for entry in Path('/proc').iterdir() if entry.name.isdigit() and self._is_own(entry)]
+
+    def _is_own(self, entry: Path) -> bool:
+        try:
+            return f'MARK={self.mark}'.encode() in (entry / 'environ').read_bytes()
+        except OSError:   # it has ended
+            return False
+
+    def end(self) -> int:
+        """Wait for its end; the exit status. Nothing is left then."""
+        status = self.process.wait(PATIENCE)
+        if Path('/proc').exists():
+            until = time.monotonic() + PATIENCE
+            while left := self.processes():
+                assert time.monotonic() < until, left
+                time.sleep(0.05)
+        return status
+
+
+@pytest.fixture
+def start(kit: Path) -> Iterator[Callable[..., Started]]:
+    """Starts jobs; whatever happens, none is left."""
+    jobs: list[Started] = []
+
+    def one(*arguments: str, **variables: str) -> Started:
+        jobs.append(Started(kit, *arguments, **variables))
+        return jobs[-1]
+    yield one
+    for job in jobs:
+        for process in job.processes() if Path('/proc').exists() else [job.process.pid]:
+            os.kill(process, signal.SIGKILL)
+        job.process.wait()
+
+
+def test_all_ways_have_the_losses_of_one_process(start, flags: list[str], tmp_path: Path) -> None:
+    """Two at once, which do not get in each other's way."""
+    def found(job: str, *more: str) -> Started:
+        one = start(job, *flags, *more)
+        assert one.end() == 0, one.said
+        return one
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(found, 'ddp'), pool.submit(found, 'pipeline_ranks', '--schedule', 'gpipe'),
+                pool.submit(found, 'hybrid', '--ranks', '4', '--num_microbatches', '2')]
+        wanted = plain_losses(tmp_path, flags)
+    assert len(wanted) == AN_EPOCH and len({*wanted}) == AN_EPOCH
+    for job, ranks in zip((job.result() for job in jobs), (2, 2, 4)):
+        assert losses_of(job.run) == pytest.approx(wanted, rel=1e-4)
+        report = json.loads((job.run / 'report.json').read_text())
+        assert report['ranks'] == len(report['memory']) == ranks and report['samples_per_second'] > 0
+        assert [int(size) > 10**6 for size in report['memory'].values()] == [True] * ranks
+        assert f'step {AN_EPOCH}/{AN_EPOCH} | loss {losses_of(job.run)[-1]:.6f}' in job.said
+        assert f'rank {ranks - 1} on this machine' in job.said and 'samples/sec' in job.said
+        assert {file.name for file in job.run.glob('rank-*')} == {f'rank-{rank}.log' for rank in range(ranks)}
+
+
+@pytest.mark.parametrize(('job', 'number'), [('ddp', signal.SIGTERM), ('hybrid', signal.SIGINT)])
+def test_a_run_that_is_stopped_goes_on_bit_for_bit(start, flags: list[str], job: str, number: int) -> None:
+    stopped = start(job, *flags, '--epochs', '100000')
+    stopped.wait_for('step 5/')
+    stopped.process.send_signal(number)
+    assert stopped.end() == 128 + signal.SIGTERM, stopped.said   # which Ctrl-C means here
+    steps = int(re.search(r'Stopped by SIGTERM after step (\d+) ', stopped.said)[1])
+    kept = re.search('--checkpoints (.*) goes on from there', stopped.said)[1]
+    assert [int(path.name) for path in Path(kept).iterdir()][-1:] and len(losses_of(stopped.run)) == steps
+
+    epochs = ['--epochs', str(steps // AN_EPOCH + 1)]
+    again, whole = start(job, *flags, *epochs, '--checkpoints', kept), start(job, *flags, *epochs)
+    assert again.end() == 0 == whole.end(), again.said + whole.said
+    assert f'It goes on after step {steps}.' in again.said
+    assert losses_of(again.run) == losses_of(whole.run) and losses_of(again.run)[:steps] == losses_of(stopped.run)
+
+
+@pytest.mark.parametrize(('job', 'what', 'status', 'why'), [
+    ('pipeline_ranks', 'raise', 1, r'ArithmeticError: these numbers are wrong\n.*stage 1'),
+    ('ddp', 'exit', 7, 'it ended with exit status 7'),
+    ('ddp', 'SIGKILL', 128 + signal.SIGKILL, 'it was killed by SIGKILL'),
+])
+def test_a_rank_that_fails_is_named_and_ends_the_job(start, flags: list[str], tmp_path: Path, job: str, what: str,
+                                                     status: int, why: str) -> None:
+    one = start(job, *flags, **mischief(tmp_path, f'1:5:{what}'))
+    assert one.end() == status, one.said
+    last = one.said[one.said.rindex('Rank '):]
+    assert last.startswith('Rank 1 on this machine failed:\n') and re.search(why, last), last
+    log = Path(re.search(r'All that it printed: (.*)', last)[1])
+    assert log == one.run / 'rank-1.log' and log.exists()
+    if what == 'raise':
+        assert 'Traceback' in log.read_text() and 'rank 1 on this machine, stage 1' in last
+
+
+def test_a_rank_that_hangs_ends_the_job(start, flags: list[str], tmp_path: Path) -> None:
+    one = start('ddp', *flags, '--time_limit', '3', **mischief(tmp_path, '1:5:SIGSTOP'))
+    assert one.end() == 1, one.said
+    assert 'rank 1 did not take part within 3 s' in one.said
+    assert 'Rank 1 on this machine failed:\n    it hung' in one.said
+
+
+def test_a_torchrun_that_is_killed_leaves_no_ranks(start, flags: list[str]) -> None:
+    one = start('ddp', *flags, '--epochs', '100000')
+    one.wait_for('step 5/')
+    torchrun, = [process for process in one.processes()
+                 if b'fewgpu.workshop.torchrun' in Path(f'/proc/{process}/cmdline').read_bytes()]
+    os.kill(torchrun, signal.SIGKILL)
+    assert one.end() == 128 + signal.SIGKILL, one.said
+
+
+def complaint(job: Started) -> str:
+    assert job.end() in (1, 2), job.said
+    return job.said
+
+
+def test_a_wrong_number_of_ranks_gets_a_sentence(start, flags: list[str]) -> None:
+    sentence = '--ranks is the number of ranks on each node, 1 or more, not'
+    assert f'{sentence} 0\n' in complaint(start('ddp', *flags, '--ranks', '0'))
+    assert f'{sentence} none\n' in complaint(start('ddp', *flags, '--ranks'))
+    assert 'a mini-batch of 1 cannot be shared out to 2: choose a --batchsize of at least 2' in complaint(
+        start('ddp', *flags, '--batchsize', '1'))
+
+
+def test_wrong_flags_get_a_sentence(flags: list[str], tmp_path: Path) -> None:
+    kept = ['--checkpoints', str(tmp_path)]
+    plain_losses(tmp_path, flags, *kept)
+    for wrong, sentence in (
+            (['--batchsize', 'none'], "argument --batchsize: must be a whole number, 1 or more, not 'none'"),
+            (['--batchsize', '1000'], '128 samples are no mini-batch of 1000: choose a smaller --batchsize'),
+            (['--grid', '1x2'], '--grid is of --way hybrid, not of plain: leave it out'),
+            ([*kept, '--seed', '1'], 'a run with --seed 0, and this one has 1: take the same, or another folder')):
+        with pytest.raises(AssertionError) as said:
+            plain_losses(tmp_path, flags, *wrong)
+        assert sentence in str(said.value)
