@@ -1,8 +1,26 @@
 # What the job scripts share. They source it with $root, the folder of the kit.
 
 root=$(cd "$root" && pwd)
-if [[ -f $root/jobs/site.sh ]]; then   # modules and the like: see jobs/site.sh.example
+
+# Slurm tells a job to end before it ends it; bash does this once the command has ended that runs now.
+told_to_end() {
+    echo "Slurm ended this job early: it was cancelled (scancel), or its time was over. Submit it with more time" \
+        "(sbatch --time=02:00:00 SCRIPT), or give it less to do (--samples 5000)." >&2
+    exit 143
+}
+[[ -z ${SLURM_JOB_ID:-} ]] || trap told_to_end TERM
+
+# site_failed FILE LINE: a command has failed. What the site's own files try in between is theirs.
+site_failed() {
+    [[ $1 == "$root/jobs/site.sh" ]] || return 0
+    echo "jobs/site.sh, line $2, failed: $(sed -n "$2p" "$1"). Correct it (for a module: \`module avail\` lists what" \
+        "there is), or let it end with || true." >&2
+    exit 1
+}
+if [[ -f $root/jobs/site.sh ]]; then   # modules and the like: see jobs/site.sh.example-*
+    trap 'site_failed "${BASH_SOURCE[0]}" "$LINENO"' ERR
     source "$root/jobs/site.sh"
+    trap - ERR
 fi
 
 # The Python that has the kit: the one that ./workshop.py made, or else one of this environment.
@@ -16,7 +34,8 @@ for candidate in "$root/.venv/bin/python" "$root/.venv/Scripts/python.exe" pytho
     fi
 done
 if [[ -z $python ]]; then
-    echo "No Python here has the kit: run ./workshop.py --help in $root first, which sets it up (on a cluster, on the login node)." >&2
+    echo "No Python here has the kit: run ./workshop.py --help in $root first, which sets it up (on a cluster, on the" \
+        "login node, with the modules of jobs/site.sh)." >&2
     exit 1
 fi
 
@@ -29,6 +48,9 @@ choose_size() {
         read -ra size <<<"$1"
         gpus=${SLURM_GPUS_ON_NODE:-$(nvidia-smi -L | grep -c '^GPU')}
     else
+        [[ -z ${SLURM_JOB_GPUS:-} ]] ||
+            echo "Slurm gave this job GPUs ($SLURM_JOB_GPUS), but its torch sees none: \`srun ./workshop.py doctor\`" \
+                "in such a job says why (a torch for CPUs alone, an old driver, a module that is missing)." >&2
         echo "No GPU here, so a small run, unless you ask for more: ${size[*]}"
     fi
 }
@@ -42,5 +64,7 @@ run() {
     set -- "$python" "$root/$script" --report "$root/results/$name-${SLURM_JOB_ID:-local}.json" \
         ${size[@]+"${size[@]}"} "$@"
     echo "${SLURM_JOB_ID:+Job $SLURM_JOB_ID on ${SLURM_JOB_NODELIST:-this node}: }$*"
-    exec "$@"
+    [[ -n ${SLURM_JOB_ID:-} ]] || exec "$@"
+    "$@"
+    exit
 }

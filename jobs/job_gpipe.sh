@@ -5,7 +5,7 @@
 #     sbatch jobs/job_gpipe.sh --balance_by memory --num_microbatches 12
 #
 # Arguments reach solutions/09_mnist_gpipe.py.
-# What your cluster needs beside this (partition, account, GPUs, modules): see jobs/site.sh.example.
+# What your cluster needs beside this (partition, account, GPUs, modules): see jobs/site.sh.example-*.
 #
 #SBATCH --job-name=gpipe
 #SBATCH --output=slurm-%x-%j.out

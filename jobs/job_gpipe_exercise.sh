@@ -5,7 +5,7 @@
 #     sbatch jobs/job_gpipe_exercise.sh --balance_by memory --num_microbatches 12
 #
 # Arguments reach exercises/09_mnist_gpipe.py.
-# What your cluster needs beside this (partition, account, GPUs, modules): see jobs/site.sh.example.
+# What your cluster needs beside this (partition, account, GPUs, modules): see jobs/site.sh.example-*.
 #
 #SBATCH --job-name=gpipe_exercise
 #SBATCH --output=slurm-%x-%j.out

@@ -7,7 +7,7 @@
 # Arguments reach jobs/train_ranks.py, but for --ranks N: so many on each node (one a GPU).
 # What is printed, checkpoints and the report are in results/NAME-JOB. Before its time limit the job saves, and is put
 # back into the queue, to go on; a job that loses a node goes on from its last checkpoint.
-# What your cluster needs beside this (partition, account, GPUs, modules): see jobs/site.sh.example.
+# What your cluster needs beside this (partition, account, GPUs, modules): see jobs/site.sh.example-*.
 #
 #SBATCH --job-name=pipeline_ranks
 #SBATCH --output=slurm-%x-%j.out

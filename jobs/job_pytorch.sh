@@ -5,7 +5,7 @@
 #     sbatch jobs/job_pytorch.sh --arch resnet152 --batchsize 128
 #
 # Arguments reach exercises/mnist_pytorch.py.
-# What your cluster needs beside this (partition, account, GPUs, modules): see jobs/site.sh.example.
+# What your cluster needs beside this (partition, account, GPUs, modules): see jobs/site.sh.example-*.
 #
 #SBATCH --job-name=pytorch
 #SBATCH --output=slurm-%x-%j.out

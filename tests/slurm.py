@@ -28,7 +28,8 @@ def why_not() -> str:
     """Why there can be no Slurm on this machine; empty if there can."""
     if not sys.platform.startswith('linux'):
         return 'Slurm needs Linux'
-    if any(shutil.which(name, path=f'{os.environ.get("PATH", "")}:/usr/sbin') is None for name in ('slurmctld', 'munged')):
+    path = f'{os.environ.get("PATH", "")}:/usr/sbin'
+    if any(shutil.which(name, path=path) is None for name in ('slurmctld', 'munged')):
         return f'no Slurm is installed here ({INSTALL})'
     return 'only root can start a Slurm' if os.geteuid() else ''
 
@@ -113,7 +114,8 @@ class Slurm:
         self.folder = folder
         self.environment = {**free_of_slurm(), 'SLURM_CONF': str(folder / 'slurm.conf')}
 
-    def command(self, *command: str, cwd: Path = ROOT, check: bool = True, **variables: str) -> subprocess.CompletedProcess:
+    def command(self, *command: str, cwd: Path = ROOT, check: bool = True,
+                **variables: str) -> subprocess.CompletedProcess:
         """Run a command of Slurm, or any other, to its end."""
         done = subprocess.run(command, cwd=cwd, env={**self.environment, **variables}, text=True, capture_output=True,
                               timeout=PATIENCE)
@@ -161,7 +163,8 @@ def copy_of_kit(root: Path, *, python: bool = True) -> Path:
     if python:
         program = root / '.venv' / 'bin' / 'python'
         program.parent.mkdir(parents=True)
-        program.write_text(f'#!/bin/sh\nPYTHONDONTWRITEBYTECODE=1 PYTHONPATH={ROOT / "lib"} exec {sys.executable} "$@"\n')
+        program.write_text('#!/bin/sh\n'
+                           f'PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={ROOT / "lib"} exec {sys.executable} "$@"\n')
         program.chmod(0o755)
     return root
 

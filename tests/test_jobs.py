@@ -87,8 +87,9 @@ def test_site_is_sourced_if_there_is_one(kit: Path) -> None:
     assert 'loading load PyTorch' in bash(kit / 'jobs' / 'job_gpipe.sh', cwd=kit).stdout
 
 
-def test_example_of_a_site_changes_nothing_as_it_is() -> None:
-    lines = (ROOT / 'jobs' / 'site.sh.example').read_text(encoding='utf-8').splitlines()
+@pytest.mark.parametrize('kind', ['gpu-partition', 'modules'])
+def test_example_of_a_site_changes_nothing_as_it_is(kind: str) -> None:
+    lines = (ROOT / 'jobs' / f'site.sh.example-{kind}').read_text(encoding='utf-8').splitlines()
     assert lines and all(line == '' or line.startswith('#') for line in lines)
 
 

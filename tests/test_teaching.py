@@ -25,7 +25,7 @@ from fewgpu.workshop.grading.work import Work
 def test_its_commands_and_files_are_there():
     assert set(re.findall(r'\./workshop\.py (\w+)', TEXT)) <= set(COMMANDS)
     named = set(re.findall(r'`((?:jobs|notebooks|lib|tests)/[\w./-]+)`', TEXT))
-    assert {'jobs/site.sh.example', 'lib/fewgpu/workshop/claims.py'} <= named
+    assert {'jobs/site.sh.example-modules', 'lib/fewgpu/workshop/claims.py'} <= named
     to_be_made = {name for name in named if '_my_topic' in name or 'NN_name' in name} | {'jobs/site.sh'}
     assert not [name for name in named - to_be_made if not (ROOT / name).exists()]
 

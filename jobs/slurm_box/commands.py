@@ -7,12 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import astuple
 from pathlib import Path
 
 from slurm_box import folder
-from slurm_box.folder import Box, BoxError, claim, default_folder, is_locked, program, saved
+from slurm_box.folder import Box, BoxError, claim, default_folder, program, saved, wait_for_end
+from slurm_box.processes import SIGNAL_AT_PARENTS_DEATH, prctl
 
 NEEDED = 'munged', 'mungekey', 'slurmctld', 'slurmd', 'srun', 'sbatch', 'scontrol', 'sinfo'
 
@@ -20,6 +22,7 @@ NEEDED = 'munged', 'mungekey', 'slurmctld', 'slurmd', 'srun', 'sbatch', 'scontro
 def main(arguments: list[str], usage: str) -> int:
     """Do what the command line says; the exit status."""
     options = parser(usage).parse_args(arguments)
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         return options.do(options)
     except BoxError as error:
@@ -27,6 +30,16 @@ def main(arguments: list[str], usage: str) -> int:
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except Terminated:
+        return 128 + signal.SIGTERM
+
+
+class Terminated(BaseException):
+    """Somebody ends us with SIGTERM."""
+
+
+def _terminated(*_: object) -> None:
+    raise Terminated
 
 
 def parser(usage: str) -> argparse.ArgumentParser:
@@ -84,33 +97,30 @@ def run(options: argparse.Namespace) -> int:
     box = _box(options)
     with Owned(box):
         try:
-            child = subprocess.Popen(options.command, env={**os.environ, **box.environment()})
+            child = subprocess.Popen(options.command, env={**os.environ, **box.environment()},
+                                     preexec_fn=lambda: prctl(SIGNAL_AT_PARENTS_DEATH, signal.SIGTERM))
         except OSError as error:
             raise BoxError(f'Cannot run {options.command[0]}: {error.strerror}.') from None
-        signal.signal(signal.SIGTERM, lambda *_: child.terminate())
         while True:
             try:
                 status = child.wait()
                 return status if status >= 0 else 128 - status
             except KeyboardInterrupt:
                 pass   # the command has got it, too
+            except Terminated:
+                child.terminate()
 
 
 def stop(options: argparse.Namespace) -> int:
     box = _running(options)
-    with socket.socket(socket.AF_UNIX) as keeper:
-        keeper.settimeout(60)
-        try:
+
+    def order() -> None:
+        with socket.socket(socket.AF_UNIX) as keeper, suppress(OSError):   # it was killed, and the rest ends by itself
             keeper.connect(str(box.door))
             keeper.sendall(b'stop')
-            keeper.recv(1)   # it hangs up
-        except OSError:
-            pass             # its keeper was killed: the rest ends by itself
-    until = time.monotonic() + 60
-    while is_locked(box.folder):
-        if time.monotonic() > until:
-            raise BoxError(f'It does not end: look with ps for processes that have {box.folder} in their command.')
-        time.sleep(0.05)
+
+    if not wait_for_end(box.folder, order, seconds=60):
+        raise BoxError(f'It does not end: look with ps for processes that have {box.folder} in their command.')
     if box.folder.exists():   # its keeper could not
         os.close(claim(box))
         (box.folder / 'box.json').unlink()
@@ -122,7 +132,7 @@ def status(options: argparse.Namespace) -> int:
     box = _running(options)
     runs = _order(box, 'status').split()
     states = {}
-    if 'slurmctld' in runs:
+    if {'munged', 'slurmctld'} <= set(runs):   # or sinfo would wait for them
         asked = subprocess.run([program('sinfo'), '-hN', '-p', 'cpu', '-o', '%N %T'], text=True, capture_output=True,
                                env={**os.environ, **box.environment()})
         states = dict(line.split() for line in asked.stdout.splitlines())
@@ -165,7 +175,7 @@ def _running(options: argparse.Namespace) -> Box:
     """The box of this folder. Raises BoxError if none was started there."""
     place = options.folder.absolute()
     box = saved(place)
-    if box is None or not is_locked(place) and options.do is not stop:
+    if box is None or options.do is not stop and wait_for_end(place):
         raise BoxError(f'No Slurm runs in {place}: jobs/slurm-in-a-box start')
     return box
 
@@ -197,17 +207,11 @@ class Owned:
             raise BoxError('Only root can start a Slurm: use sudo, or a container where you are root.')
         for name in NEEDED:
             program(name)
-        lock = claim(self.box)
-        self.box.save()
         self.stays = False
-        # The keeper has the lock from us, so nobody comes between.
-        code = 'import sys; sys.path.insert(0, sys.argv[1]); from slurm_box.keeper import keep; ' \
-               'from slurm_box.folder import saved; from pathlib import Path; keep(saved(Path(sys.argv[2])))'
+        code = 'import sys; sys.path.insert(0, sys.argv[1]); from slurm_box.keeper import main; main(*sys.argv[2:])'
         self.keeper = subprocess.Popen(
-            [sys.executable, '-B', '-c', code, str(Path(folder.__file__).parents[1]), str(self.box.folder)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=open(self.box.log('keeper'), 'ab'),
-            pass_fds=[lock], start_new_session=True, cwd='/')
-        os.close(lock)
+            [sys.executable, '-B', '-c', code, str(Path(folder.__file__).parents[1]), *map(str, astuple(self.box))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, cwd='/')
         try:
             said = self.keeper.stdout.readline().decode().strip()
             if said != 'ready':

@@ -8,6 +8,8 @@ import shutil
 import socket
 import stat
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -119,19 +121,28 @@ def _clear(folder: Path) -> None:
     probe.touch()         # a folder that cannot be written is known now
 
 
-def is_locked(folder: Path) -> bool:
-    """Whether a box runs there."""
+def wait_for_end(folder: Path, order: Callable[[], None] = lambda: None, seconds: float = 0) -> bool:
+    """Give this order to a box; whether nothing of it runs any more after so many seconds at most.
+
+    Its lock is looked at, which its processes hold until they have ended: the folder is gone sooner.
+    """
     try:
-        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
-        return False
+        return True   # it is gone
+    order()
+    until = time.monotonic() + seconds
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except OSError:
+                if time.monotonic() >= until:
+                    return False
+            time.sleep(0.05)
     finally:
-        os.close(held)
-    return False
+        os.close(lock)
 
 
 def free_ports(count: int) -> list[int]:

@@ -12,10 +12,12 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
 from slurm_box import config
-from slurm_box.folder import Box, BoxError, make_gpus, program
+from slurm_box.folder import Box, BoxError, claim, make_gpus, program
 from slurm_box.processes import SUBREAPER, be_localhost, daemon, end_all, prctl, reap, tend
 
 PATIENCE = 120   # seconds until a daemon or a node must be ready; on an idle machine they are within one
@@ -57,7 +59,8 @@ class Keeper:
         box, key = self.box, self.box.folder / 'munge.key'
         subprocess.run([program('mungekey'), '--create', '--force', f'--keyfile={key}'], check=True)
         self.running['munged'] = daemon(
-            [program('munged'), '--foreground', f'--key-file={key}', f'--socket={box.munge}',
+            [program('munged'), '--foreground', '--force',   # also in a folder that root alone may enter
+             f'--key-file={key}', f'--socket={box.munge}',
              f'--pid-file={box.folder}/munged.pid', f'--seed-file={box.folder}/munged.seed'],
             str(box.log('munged')), self.environment).pid
         self._wait('munged', lambda: _answers(box.munge))
@@ -178,27 +181,43 @@ def serve(keeper: Keeper, door: socket.socket) -> None:
                     pass   # the visitor did not wait
 
 
-def keep(box: Box) -> None:
-    """Run a box in a folder that is ours. Standard input and output are pipes of who started us: one line says how it went."""
+def main(folder: str, *counts: str) -> None:
+    """Run a box until it stops.
+
+    Standard input and output are pipes of who started us: one line says how the start went. Only we make the folder:
+    then somebody takes it away, too, whenever the one who started us is killed.
+    """
     def stop(*_: object) -> None:
         raise SystemExit
 
     signal.signal(signal.SIGTERM, stop)
-    prctl(SUBREAPER, 1)   # if a tender is killed, what it tended comes to us
-    be_localhost()
-    door = socket.socket(socket.AF_UNIX)
+    box = Box(Path(folder), *map(int, counts))
     try:
-        door.bind(str(box.door))
-        door.listen()
-        keeper = Keeper(box)
-        keeper.start()
-        print('ready', flush=True)
-        serve(keeper, door)
+        claim(box)
     except BoxError as error:
         print(error, flush=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        print(f'Slurm does not start here: {error}', flush=True)
+        return
+    try:
+        _keep(box)
+    except (BoxError, OSError, subprocess.CalledProcessError) as error:
+        with suppress(OSError):   # if there is somebody to hear it
+            print(error, flush=True)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_all()
         shutil.rmtree(box.folder, ignore_errors=True)
+
+
+def _keep(box: Box) -> None:
+    box.save()
+    with open(box.log('keeper'), 'ab') as log:
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    prctl(SUBREAPER, 1)   # if a tender is killed, what it tended comes to us
+    be_localhost()
+    door = socket.socket(socket.AF_UNIX)
+    door.bind(str(box.door))
+    door.listen()
+    keeper = Keeper(box)
+    keeper.start()
+    print('ready', flush=True)
+    serve(keeper, door)

@@ -65,15 +65,23 @@ def descendants(ancestor: int) -> set[int]:
 
 def end_all() -> None:
     """End all that is below us, as a power cut would, and wait until it is gone."""
+    stopped: set[int] = set()
+    while new := descendants(os.getpid()) - stopped:   # first nobody moves: a daemon would tell others of a death
+        _send(new, signal.SIGSTOP)
+        stopped |= new
     while left := descendants(os.getpid()):
-        for process in left:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        _send(left, signal.SIGKILL)
         reap()
         time.sleep(0.01)
     with suppress(ChildProcessError):
         while True:
             os.wait()   # what has ended leaves the list of processes
+
+
+def _send(processes: set[int], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 def reap() -> set[int]:

@@ -102,7 +102,8 @@ def slurm() -> Iterator[Finding]:
         yield Finding(OK, 'Slurm', says)
     else:
         yield Finding(WARN, 'Slurm', f'{says}; the kit has not been told which to use',
-                      'cp jobs/site.sh.example jobs/site.sh, and keep there the lines that you need.')
+                      'cp jobs/site.sh.example-gpu-partition jobs/site.sh (or ...-modules), and keep there the lines '
+                      'that you need.')
 
 
 def _job(job: str) -> Finding:
@@ -118,5 +119,5 @@ def _job(job: str) -> Finding:
                            'srun may need --gpus again; see what is said about GPUs.')
     if not gpus and count < 2:
         return Finding(WARN, 'Slurm job', says,
-                       'Ask for --cpus-per-task=2 or more, or for GPUs: see jobs/site.sh.example.')
+                       'Ask for --cpus-per-task=2 or more, or for GPUs: see jobs/site.sh.example-*.')
     return Finding(OK, 'Slurm job', says)
