@@ -47,6 +47,15 @@ def mischief(folder: Path, what: str) -> dict[str, str]:
     return {'PYTHONPATH': str(folder / 'mischief'), 'MISCHIEF': what}
 
 
+def python_of(kit: Path) -> None:
+    """Give a copy of the kit this Python, with the library of this clone."""
+    python = kit / '.venv' / 'bin' / 'python'
+    python.parent.mkdir(parents=True, exist_ok=True)
+    python.write_text(f'#!/bin/sh\nPYTHONDONTWRITEBYTECODE=1 PYTHONPATH="{ROOT / "lib"}:$PYTHONPATH" '
+                      f'exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+
+
 @pytest.fixture(scope='session')
 def flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Of a small network that trains on few images."""

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rank_jobs import AN_EPOCH, ROOT, flags, losses_of, mischief, plain_losses
+from tests.rank_jobs import AN_EPOCH, ROOT, flags, losses_of, mischief, plain_losses, python_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which('bash') is None or os.name == 'nt',
                                                    reason='job scripts are for bash')]
@@ -29,10 +28,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp('my kit')
     shutil.copytree(ROOT / 'jobs', root / 'jobs', ignore=shutil.ignore_patterns('site.sh', '__pycache__'))
     (root / 'workshop.py').touch()
-    python = root / '.venv' / 'bin' / 'python'
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT / "lib"}:$PYTHONPATH" exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    python_of(root)
     return root
 
 
