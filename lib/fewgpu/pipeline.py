@@ -230,7 +230,7 @@ class Pipeline(HeldState):
         stages = [self._held.begin(row, schedule, context, average, batches, updates=updates) for row in self._rows]
         self._latest, self._spans, limit = schedule, [[] for _ in schedule.rows], self.time_limit
         mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(schedule, time_limit=limit)
-        with telling_who_updated(stages), self._held.noting_buffers():
+        with telling_who_updated(stages, 'weights' if self.optimizers else 'gradients'), self._held.noting_buffers():
             values, _ = run(schedule, self._rows, self.devices, stages, messages,
                             [activation(self._last + 1, i) for i in own],
                             whole=whole, mailbox=mailbox, spans=self._spans)
