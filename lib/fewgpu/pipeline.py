@@ -162,8 +162,8 @@ class Pipeline(HeldState):
 
     @property
     def trace(self) -> Timeline:
-        """What the latest step did (one that failed: as far as it came), a row a device; on ranks only the own one is filled (see `gather_trace`). Bytes
-        are counted on devices with a ledger: `devices[0].meter()` before."""
+        """What the latest step did (one that failed: as far as it came), a row a device; on ranks only the own one is
+        filled (see `gather_trace`). Bytes are counted on devices with a ledger: `devices[0].meter()` before."""
         return Timeline.of(self._spans, self._names)
 
     def gather_trace(self) -> Timeline:

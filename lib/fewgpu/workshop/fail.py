@@ -48,9 +48,9 @@ def _list(console: Console) -> None:
     for name in FAULTS:
         table.add_row(f'[bold]{name}[/]', summary(name))
     console.print(table)
-    console.print('\n./workshop.py fail NAME runs a small training with that fault (some seconds), shows its timeline and '
-                  'what the kit says, and then what it was. fail --quiz runs one of them and asks you; fail --quiz 7 '
-                  'repeats the one of seed 7.', style='dim')
+    console.print('\n./workshop.py fail NAME runs a small training with that fault (some seconds), shows its timeline '
+                  'and what the kit says, and then what it was. fail --quiz runs one of them and asks you; '
+                  'fail --quiz 7 repeats the one of seed 7.', style='dim')
 
 
 def _quiz(console: Console, seed: int, answer: bool) -> None:
@@ -118,13 +118,13 @@ def _explain(console: Console, name: str, outcome: Outcome) -> None:
 
 
 def drawn(console: Console, timeline: Timeline) -> Text | str:
-    """Blocks, as `./workshop.py draw` has them, where they fit a terminal; else exercise 17's letters, which always do."""
+    """Blocks, as `./workshop.py draw` has them, where they fit a terminal; else the letters of exercise 17."""
     if console.is_terminal:
         from fewgpu.workshop.blocks import blocks
 
         unicode = console.encoding.startswith('utf')
-        colour = console.color_system is not None and not console.no_color
-        if any(timeline.rows) and (text := blocks(timeline, console.width, colour=colour, line='─' if unicode else '-')):
+        looks = {'colour': console.color_system is not None and not console.no_color, 'line': '─' if unicode else '-'}
+        if any(timeline.rows) and (text := blocks(timeline, console.width, **looks)):
             return text
     return letters(timeline)
 

@@ -7,9 +7,9 @@ A fault is a module of this package whose docstring's first line says where it i
     CHANGE     what to change, in a line
     def run(random: Random, *, fault: bool = True) -> Outcome: ...
 
-`run` chooses at random where the fault is (which rank, which stage ...), and makes the same run without it if `fault` is
-False. What it says is the library's own message: that of the error which ended the run, or of the check that noticed
-what did not fail.
+`run` chooses at random where the fault is (which rank, which stage ...), and makes the same run without it if `fault`
+is False. What it says is the library's own message: that of the error which ended the run, or of the check that
+noticed what did not fail.
 """
 
 import ast

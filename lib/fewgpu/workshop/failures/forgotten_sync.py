@@ -14,9 +14,10 @@ from fewgpu.workshop.failures import Outcome
 from fewgpu.workshop.failures.ranks import Diary, descend, on_ranks, replica
 
 RANKS, STEPS = 3, 4
-SIGN = ('the picture is that of a healthy run, and every loss falls: only checksums of the replicas\' parameters tell that '
-        'they are others')
-WHAT = 'Rank {rank} averaged a copy of the gradient of {parameter!r}, and updated with its own: a model apart from the rest.'
+SIGN = ('the picture is that of a healthy run, and every loss falls: only checksums of the replicas\' parameters '
+        'tell that they are others')
+WHAT = ('Rank {rank} averaged a copy of the gradient of {parameter!r}, and updated with its own: a model apart from '
+        'the rest.')
 CHANGE = ('Average the gradients themselves, of every parameter, on every rank, before the update: DataParallel does. '
           'Load a checkpoint from before, or take the parameters of one rank.')
 

@@ -15,11 +15,11 @@ from fewgpu.workshop.failures import Outcome
 from fewgpu.workshop.failures.ranks import Diary, descend, on_ranks, replica
 
 RANKS, STEPS = 2, 3   # it happens in the last step
-SIGN = ('all ranks compute, and then all stand still at the same time, none of them dead; the error names two calls and '
-        'two lines')
+SIGN = ('all ranks compute, and then all stand still at the same time, none of them dead; the error names two calls '
+        'and two lines')
 WHAT = 'In step {step} rank {rank} made another call than the rest: {how}.'
-CHANGE = ('Go to the two lines: no collective may depend on the rank (under an if, in a loop of another length), and its '
-          'tensors are of one shape and dtype.')
+CHANGE = ('Go to the two lines: no collective may depend on the rank (under an if, in a loop of another length), and '
+          'its tensors are of one shape and dtype.')
 
 
 def _gathers(flat: torch.Tensor, group: Group) -> None:
