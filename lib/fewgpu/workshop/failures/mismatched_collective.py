@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fewgpu.collectives import Group, all_gather, all_reduce, broadcast
-from fewgpu.workshop.failures import Outcome
+from fewgpu.workshop.failures import EXCHANGE, Outcome
 from fewgpu.workshop.failures.ranks import Diary, descend, on_ranks, replica
 
 RANKS, STEPS = 2, 3   # it happens in the last step
@@ -67,10 +67,11 @@ def _train(folder: str, faulty: int, how: str) -> None:
             with diary.notes('B', step):
                 loss.backward()
             flat = torch.cat([parameter.grad.view(-1) for parameter in model.parameters()])
-            if step == STEPS and dist.get_rank() == faulty:
-                HOW[how][0](flat, group)
-            else:
-                all_reduce(flat, group, 'mean')
+            with diary.notes(EXCHANGE, step):
+                if step == STEPS and dist.get_rank() == faulty:
+                    HOW[how][0](flat, group)
+                else:
+                    all_reduce(flat, group, 'mean')
             with diary.notes('U', step):
                 for parameter, mean in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()])):
                     parameter.grad = mean.view_as(parameter)
