@@ -1,4 +1,4 @@
-"""Ranks that call different collectives: all are told which two calls, and from where; healthy ones are told nothing."""
+"""Ranks that call different collectives: all are told which two calls, and from where; healthy ones hear nothing."""
 
 import random
 import re
@@ -14,6 +14,7 @@ from fewgpu.collectives import (Group, PeerError, all_gather, all_reduce, all_to
                                 reduce_scatter, scatter)
 from fewgpu.launch import launch
 
+BACKENDS = 'gloo', 'cpu:gloo'   # the second as where GPUs have NCCL, and tensors on the host gloo
 DTYPES = 'float32', 'float64', 'int64', 'int32'
 
 
@@ -21,8 +22,8 @@ class Asked:
     """A random collective; `call(group)` makes it."""
 
     def __init__(self, draw: random.Random, size: int) -> None:
-        self.name = draw.choice(['all_reduce', 'reduce_scatter', 'all_gather', 'broadcast', 'reduce', 'scatter', 'gather',
-                                 'all_to_all'])
+        self.name = draw.choice(['all_reduce', 'reduce_scatter', 'all_gather', 'broadcast', 'reduce', 'scatter',
+                                 'gather', 'all_to_all'])
         self.shape, self.dtype = [draw.randint(1, 4) for _ in range(draw.randint(1, 2))], draw.choice(DTYPES)
         self.root, self.op = draw.randrange(size), draw.choice(['sum', 'max', 'min'])
 
@@ -51,7 +52,7 @@ def _odd_one_out(seed: int, cases: int, folder: str) -> list[tuple]:
     told = []
     for case in range(cases):
         draw = random.Random(f'{seed} {case}')
-        group = Group(dist.new_group(), time_limit=60.0)
+        group = Group(dist.new_group(backend=draw.choice(BACKENDS)), time_limit=60.0)
         usual = [Asked(draw, group.size) for _ in range(3)]
         odd, rank = Asked(draw, group.size), draw.randrange(group.size)
         while odd.same_as(usual[-1]):
@@ -90,7 +91,8 @@ def test_a_rank_that_makes_another_call_is_named_with_both_calls_by_all_who_wait
 
 def _slow_but_healthy(seed: int) -> int:
     """Ranks come late, in turn, by more than the time after which calls are compared."""
-    group, draw = Group(dist.new_group(), time_limit=60.0), random.Random(seed)
+    draw = random.Random(seed)
+    group = Group(dist.new_group(backend=draw.choice(BACKENDS)), time_limit=60.0)
     for late in range(group.size):
         asked = [Asked(draw, group.size) for _ in range(3)]
         if group.rank == late:
@@ -110,7 +112,7 @@ def test_calls_are_compared_by_number_and_words_and_by_nothing_else() -> None:
     assert call == 'all_reduce' and call.site.startswith('test_calls.py:')
     assert call.words() == 'all_reduce of float32 [2, 3], sum'
     assert difference(0, call.head(), 1, call.head()) is None
-    assert difference(0, call.head(), 1, call.head().replace('7|', '8|').replace('sum', 'max')) is None   # one call ahead
+    assert difference(0, call.head(), 1, call.head().replace('7|', '8|').replace('sum', 'max')) is None   # it is ahead
     assert difference(0, call.head(), 1, '') is None
     assert difference(0, call.head(), 1, call.head().replace(call.site, 'x.py:1')) is None
     different = difference(3, call.head(), 1, call.head().replace('sum', 'max').replace(call.site, 'x.py:1'))

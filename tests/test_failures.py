@@ -1,4 +1,4 @@
-"""Seven faults on real runs: from what the kit says alone each is told from the others, and healthy runs say nothing."""
+"""Seven faults on real runs: from what the kit says alone each is told from the others; healthy runs say nothing."""
 
 import io
 import itertools
@@ -28,7 +28,8 @@ ON_RANKS = 'rank-killed', 'mismatched-collective', 'forgotten-sync'
 
 # What a reader of a message sees at once, and what it has to say of a place that was chosen at random.
 READS = {
-    'straggler': (r'\btakes [\d.]+ times its share', lambda w: [f'CPU {w["device"]} takes', f'of stage {w["device"]} ']),
+    'straggler': (r'\btakes [\d.]+ times its share', lambda w: [
+        f'CPU {w["device"]} takes', f'of stage {w["device"]} ']),
     'slow-link': (r'\blink between .* is slow', lambda w: [f'stages {w["link"]} and {w["next"]} is slow', 'bandwidth']),
     'rank-killed': (r'\b(was killed|died)\b', lambda w: [
         f'rank {w["rank"]} of 2 was killed by SIGKILL', f'rank {1 - w["rank"]} is at ', 'checkpoint',
@@ -53,7 +54,8 @@ def some_seed() -> int:
 
 def verify(name: str, outcome: Outcome) -> None:
     """One reads this fault, and no other, and where it is; the timeline has something to show."""
-    assert [fault for fault, (reads, _) in READS.items() if re.search(reads, outcome.message)] == [name], outcome.message
+    read = [fault for fault, (reads, _) in READS.items() if re.search(reads, outcome.message)]
+    assert read == [name], outcome.message
     for fact in READS[name][1](outcome.where):
         assert fact in outcome.message, f'{fact!r} is not in: {outcome.message}'
     assert '/' not in outcome.message.replace('bytes/s', '') and 'Traceback' not in outcome.message

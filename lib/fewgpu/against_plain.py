@@ -55,8 +55,8 @@ def against_plain(plain: nn.Module, loss_fn: Callable[[Any, Any], torch.Tensor],
         return f'gradients are {ratio:.3g} times the plain model\'s{loss_too}{_why(ratio, counts)}'
     cosine = float(own @ plains / (own.norm() * plains.norm())) if plains.norm() else 1.0
     if cosine < 1 - SLACK:
-        return (f'gradients are as long as the plain model\'s, but point elsewhere (cosine {cosine:.2f}): look for rows '
-                f'or targets in another order, or for weights that are not the plain ones')
+        return (f'gradients are as long as the plain model\'s, but point elsewhere (cosine {cosine:.2f}): look for '
+                f'rows or targets in another order, or for weights that are not the plain ones')
     if not _is(of_losses, 1.0):
         return f'gradients are right, but the loss is {of_losses:.3g} times the plain model\'s{_why(of_losses, counts)}'
     return ''

@@ -1,6 +1,6 @@
 """What a rank calls, in words that the others compare with theirs: do all call the same collective?
 
-    rank 0   all_reduce of float32 [4], sum      ──tag 1843…──►   ◄──tag 0520…──   rank 1   all_gather of float32 2 x [2]
+    rank 0   all_reduce of float32 [4], sum   ──tag 1843…──►  ◄──tag 0520…──   rank 1   all_gather of float32 2 x [2]
 
 Ranks that call different collectives, or with other shapes, would wait for each other for ever, or take numbers for
 what they are not. So the messages of a call travel under a tag that is made of its words: what belongs to another

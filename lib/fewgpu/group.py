@@ -99,7 +99,7 @@ class Group:
     that are still to meet included: PeerError.
 
     Ranks that call different collectives, or with other shapes, are told so after about a second: DifferentCalls (with
-    gloo; NCCL's messages have no tags). See `fewgpu.calls`.
+    gloo; messages of NCCL have no tags). See `fewgpu.calls`.
 
     Collectives of several threads must not share a group: messages have an order, not names.
     """
@@ -120,7 +120,8 @@ class Group:
         Both ends know the shape and dtype; a tensor without elements is not sent. `what` names the collective in the
         PeerError that is raised if a peer is gone, or late. A `Call` is compared with the peers' calls.
         """
-        call = what if isinstance(what, Call) and self._host_only else None
+        by_gloo = self._host_only or all(tensor.device.type == 'cpu' for tensor, _ in (*sends, *receives))
+        call = what if isinstance(what, Call) and by_gloo else None
         if call and not call.number:
             _calls[self.process_group.group_name] += 1
             call.begin(_calls[self.process_group.group_name])
@@ -162,9 +163,9 @@ class Group:
             return [*(dist.irecv(tensor, group=group, group_src=peer, tag=tag) for tensor, peer, tag in receives),
                     *(dist.isend(tensor, group=group, group_dst=peer, tag=tag) for tensor, peer, tag in sends)]
         # NCCL must be told what belongs together, or two ranks would both receive first.
-        posts = [dist.P2POp(do, tensor, group=group, group_peer=peer)
+        posts = [dist.P2POp(do, tensor, group=group, group_peer=peer, tag=tag)
                  for do, parts in ((dist.irecv, receives), (dist.isend, sends))
-                 for tensor, peer, _ in parts]
+                 for tensor, peer, tag in parts]
         return dist.batch_isend_irecv(posts) if posts else []
 
     def _explained(self, what: str, peer: int, late: bool) -> PeerError | DifferentCalls:

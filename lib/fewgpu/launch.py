@@ -32,7 +32,7 @@ from fewgpu.own_files import read_own, write_own
 _LOOPBACK = {'linux': 'lo', 'darwin': 'lo0'}.get(sys.platform)
 _LOOK = 0.05        # seconds between two looks at the processes
 _LAST_WORDS = 0.5   # seconds after a failure in which others may tell that they failed first
-_NOTICE = 2.0       # seconds, at most, in which others may tell what they notice of a rank that died
+_NOTICE = 5.0       # seconds, at most, in which others may tell what they notice of a rank that died
 _EXIT = 5.0         # seconds that a process may take to end once its function has returned
 
 

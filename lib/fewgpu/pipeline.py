@@ -164,8 +164,8 @@ class Pipeline(HeldState):
 
     @property
     def trace(self) -> Timeline:
-        """What the latest step did (one that failed: as far as it came), a row a device; on ranks only the own one is filled (see `gather_trace`). Bytes
-        are counted on devices with a ledger: `devices[0].meter()` before."""
+        """What the latest step did (one that failed: as far as it came), a row a device; on ranks only the own one is
+        filled (see `gather_trace`). Bytes are counted on devices with a ledger: `devices[0].meter()` before."""
         return Timeline.of(self._spans, self._names)
 
     def gather_trace(self) -> Timeline:
@@ -238,7 +238,7 @@ class Pipeline(HeldState):
         self._latest, self._spans, limit = schedule, [[] for _ in schedule.rows], self.time_limit
         mailbox = self.ranks.mailbox(schedule) if self.ranks else Mailbox(schedule, time_limit=limit)
         self._arrived = mailbox.arrived
-        with telling_who_updated(stages), self._held.noting_buffers():
+        with telling_who_updated(stages, 'weights' if self.optimizers else 'gradients'), self._held.noting_buffers():
             values, _ = run(schedule, self._rows, self.devices, stages, messages,
                             [activation(self._last + 1, i) for i in own],
                             whole=whole, mailbox=mailbox, spans=self._spans)

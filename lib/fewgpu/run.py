@@ -172,16 +172,17 @@ class Interpreter:
 
 
 @contextlib.contextmanager
-def telling_who_updated(stages: Sequence[Mapping[int, StageStep]]) -> Iterator[None]:
-    """If a step ends half-way, say which weights it has changed."""
+def telling_who_updated(stages: Sequence[Mapping[int, StageStep]], what: str = 'weights') -> Iterator[None]:
+    """If a step ends half-way, say which weights it has changed (`what`: without optimizers it is gradients)."""
     try:
         yield
     except BaseException as error:
         made = {s: stage.updates for held in stages for s, stage in sorted(held.items()) if stage.updates}
         often = f' ({", ".join(map(str, made.values()))} times)' if set(made.values()) - {1} else ''
         if made:
-            error.add_note(f'the weights of stages {", ".join(map(str, made))} have been updated{often} in this '
-                           f'step, those of others perhaps not: load a checkpoint before you go on')
+            remedy = 'load a checkpoint' if what == 'weights' else 'set all gradients to None'
+            error.add_note(f'the {what} of stages {", ".join(map(str, made))} have been updated{often} in this '
+                           f'step, those of others perhaps not: {remedy} before you go on')
         raise
 
 

@@ -77,9 +77,9 @@ def slow_link(timelines: Iterable[Timeline], costs: Costs) -> str:
     _, source, stage, seconds, expected, number = max(found)
     what = 'activations' if source < stage else 'gradients'
     return (f'the link between stages {min(source, stage)} and {max(source, stage)} is slow: {what} of {number:,.0f} '
-            f'bytes from stage {source} to stage {stage} take {seconds * 1e3:.3g} ms, where bytes over bandwidth and latency '
-            f'say {expected * 1e3:.3g} ms: look at the cable, the switch, who else sends there, or cut the model '
-            f'where less is sent')
+            f'bytes from stage {source} to stage {stage} take {seconds * 1e3:.3g} ms, where bytes over bandwidth and '
+            f'latency say {expected * 1e3:.3g} ms: look at the cable, the switch, who else sends there, or cut the '
+            f'model where less is sent')
 
 
 def transits(timelines: Iterable[Timeline]) -> dict[tuple[int, int], float]:

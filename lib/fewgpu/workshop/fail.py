@@ -13,9 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fewgpu.trace import WAITS, Timeline
-from fewgpu.workshop.failures import FAULTS, Outcome, module, run, summary
+from fewgpu.workshop.failures import EXCHANGE, FAULTS, Outcome, module, run, summary
 
 _SEEDS = 10_000
+MEANING = {'U': 'updates', EXCHANGE: 'exchanges of gradients'}
+SHORT = 0.03   # of a timeline: an exchange that takes less is not drawn, or all would have to be as wide as it needs
+MARKS = {'U': '=', EXCHANGE: '*'}   # in a timeline of letters
 
 
 def fail(
@@ -48,9 +51,9 @@ def _list(console: Console) -> None:
     for name in FAULTS:
         table.add_row(f'[bold]{name}[/]', summary(name))
     console.print(table)
-    console.print('\n./workshop.py fail NAME runs a small training with that fault (some seconds), shows its timeline and '
-                  'what the kit says, and then what it was. fail --quiz runs one of them and asks you; fail --quiz 7 '
-                  'repeats the one of seed 7.', style='dim')
+    console.print('\n./workshop.py fail NAME runs a small training with that fault (some seconds), shows its timeline '
+                  'and what the kit says, and then what it was. fail --quiz runs one of them and asks you; '
+                  'fail --quiz 7 repeats the one of seed 7.', style='dim')
 
 
 def _quiz(console: Console, seed: int, answer: bool) -> None:
@@ -118,14 +121,17 @@ def _explain(console: Console, name: str, outcome: Outcome) -> None:
 
 
 def drawn(console: Console, timeline: Timeline) -> Text | str:
-    """Blocks, as `./workshop.py draw` has them, where they fit a terminal; else exercise 17's letters, which always do."""
+    """Blocks, as `./workshop.py draw` has them, where they fit a terminal; else the letters of exercise 17."""
     if console.is_terminal:
         from fewgpu.workshop.blocks import blocks
 
+        long = Timeline(tuple(tuple(span for span in row if span.op.kind != EXCHANGE or span.seconds > SHORT
+                                    * timeline.makespan) for row in timeline.rows), timeline.names)
+        exchanges = any(span.op.kind == EXCHANGE for row in long.rows for span in row)
         unicode = console.encoding.startswith('utf')
-        colour = console.color_system is not None and not console.no_color
-        if any(timeline.rows) and (text := blocks(timeline, console.width, colour=colour, line='─' if unicode else '-')):
-            return text
+        looks = {'colour': console.color_system is not None and not console.no_color, 'line': '─' if unicode else '-'}
+        if any(long.rows) and (text := blocks(long, console.width, **looks)):
+            return text + Text(f'\nA: {MEANING[EXCHANGE]}' if exchanges else '')
     return letters(timeline)
 
 
@@ -136,9 +142,11 @@ def letters(timeline: Timeline) -> str:
     rows = [(name, [(span.start * 1e3, span.end * 1e3, _letter(span.op.kind, span.op.micro_batch)) for span in row
                     if span.op.kind not in WAITS])
             for name, row in zip(timeline.names, timeline.rows, strict=True)]
+    kinds = {span.op.kind for row in timeline.rows for span in row}
+    marks = ''.join(f', {mark} {MEANING[kind]}' for kind, mark in MARKS.items() if kind in kinds)
     return (f'{draw(rows, round(timeline.makespan * 1e3, 1), "ms")}\n'
-            'Digits are forwards, letters backwards (a of micro-batch 0), = is an update.')
+            f'0 1 2 are forwards, a b c backwards{marks}.')
 
 
 def _letter(kind: str, number: int) -> str:
-    return '=' if kind == 'U' else ('0123456789' if kind == 'F' else 'abcdefghij')[number % 10]
+    return MARKS.get(kind) or ('0123456789' if kind == 'F' else 'abcdefghij')[number % 10]

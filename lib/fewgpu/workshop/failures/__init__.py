@@ -7,9 +7,9 @@ A fault is a module of this package whose docstring's first line says where it i
     CHANGE     what to change, in a line
     def run(random: Random, *, fault: bool = True) -> Outcome: ...
 
-`run` chooses at random where the fault is (which rank, which stage ...), and makes the same run without it if `fault` is
-False. What it says is the library's own message: that of the error which ended the run, or of the check that noticed
-what did not fail.
+`run` chooses at random where the fault is (which rank, which stage ...), and makes the same run without it if `fault`
+is False. What it says is the library's own message: that of the error which ended the run, or of the check that
+noticed what did not fail.
 """
 
 import ast
@@ -28,6 +28,7 @@ from fewgpu.trace import Timeline
 #: The module of 'slow-link' is slow_link. Loud ones raise by themselves, silent ones are found by a check.
 FAULTS: Sequence[str] = ('straggler', 'slow-link', 'rank-killed', 'mismatched-collective', 'out-of-memory',
                          'wrong-loss-scale', 'forgotten-sync')
+EXCHANGE = 'A'   #: of gradients: what replicas do besides the operations of a schedule
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from torch import nn
 
 from fewgpu.collectives import Group, all_reduce
 from fewgpu.drift import Drift
-from fewgpu.workshop.failures import Outcome
+from fewgpu.workshop.failures import EXCHANGE, Outcome
 from fewgpu.workshop.failures.ranks import Diary, descend, on_ranks, replica
 
 RANKS, STEPS = 3, 4
-SIGN = ('the picture is that of a healthy run, and every loss falls: only checksums of the replicas\' parameters tell that '
-        'they are others')
-WHAT = 'Rank {rank} averaged a copy of the gradient of {parameter!r}, and updated with its own: a model apart from the rest.'
+SIGN = ('the picture is that of a healthy run, and every loss falls: only checksums of the replicas\' parameters '
+        'tell that they are others')
+WHAT = ('Rank {rank} averaged a copy of the gradient of {parameter!r}, and updated with its own: a model apart from '
+        'the rest.')
 CHANGE = ('Average the gradients themselves, of every parameter, on every rank, before the update: DataParallel does. '
           'Load a checkpoint from before, or take the parameters of one rank.')
 
@@ -36,9 +37,10 @@ def _train(folder: str, faulty: int, forgotten: str) -> None:
                 loss = nn.functional.mse_loss(model(x), x)
             with diary.notes('B', step):
                 loss.backward()
-            for name, parameter in model.named_parameters():
-                copied = dist.get_rank() == faulty and name == forgotten
-                all_reduce(parameter.grad.clone() if copied else parameter.grad, group, 'mean')
+            with diary.notes(EXCHANGE, step):
+                for name, parameter in model.named_parameters():
+                    copied = dist.get_rank() == faulty and name == forgotten
+                    all_reduce(parameter.grad.clone() if copied else parameter.grad, group, 'mean')
             with diary.notes('U', step):
                 descend(model)
             drift.look()

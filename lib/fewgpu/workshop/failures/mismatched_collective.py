@@ -11,15 +11,15 @@ import torch.distributed as dist
 from torch import nn
 
 from fewgpu.collectives import Group, all_gather, all_reduce, broadcast
-from fewgpu.workshop.failures import Outcome
+from fewgpu.workshop.failures import EXCHANGE, Outcome
 from fewgpu.workshop.failures.ranks import Diary, descend, on_ranks, replica
 
 RANKS, STEPS = 2, 3   # it happens in the last step
-SIGN = ('all ranks compute, and then all stand still at the same time, none of them dead; the error names two calls and '
-        'two lines')
+SIGN = ('all ranks compute, and then all stand still at the same time, none of them dead; the error names two calls '
+        'and two lines')
 WHAT = 'In step {step} rank {rank} made another call than the rest: {how}.'
-CHANGE = ('Go to the two lines: no collective may depend on the rank (under an if, in a loop of another length), and its '
-          'tensors are of one shape and dtype.')
+CHANGE = ('Go to the two lines: no collective may depend on the rank (under an if, in a loop of another length), and '
+          'its tensors are of one shape and dtype.')
 
 
 def _gathers(flat: torch.Tensor, group: Group) -> None:
@@ -67,10 +67,11 @@ def _train(folder: str, faulty: int, how: str) -> None:
             with diary.notes('B', step):
                 loss.backward()
             flat = torch.cat([parameter.grad.view(-1) for parameter in model.parameters()])
-            if step == STEPS and dist.get_rank() == faulty:
-                HOW[how][0](flat, group)
-            else:
-                all_reduce(flat, group, 'mean')
+            with diary.notes(EXCHANGE, step):
+                if step == STEPS and dist.get_rank() == faulty:
+                    HOW[how][0](flat, group)
+                else:
+                    all_reduce(flat, group, 'mean')
             with diary.notes('U', step):
                 for parameter, mean in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()])):
                     parameter.grad = mean.view_as(parameter)

@@ -11,12 +11,12 @@ from fewgpu.device import Device
 from fewgpu.workshop.failures import Outcome, told
 from fewgpu.workshop.failures.pipelines import DEVICES, PACE, mini_batch, pipeline
 
-SIGN = ('the step ends in the middle, on all devices at about the same time, and the error names bytes: of a request, of '
-        'a limit, in use')
+SIGN = ('the step ends in the middle, on all devices at about the same time, and the error names bytes: of a '
+        'request, of a limit, in use')
 WHAT = ('Device {device} had {limit:.1f} MB, and its stage needs {needed:.1f} MB: its parameters and what the forwards '
         'of all micro-batches keep.')
-CHANGE = ('Keep less: 1f1b in place of gpipe (fewer micro-batches in flight), checkpoint=\'always\', more micro-batches, '
-          'or fewer layers on that stage.')
+CHANGE = ('Keep less: 1f1b in place of gpipe (fewer micro-batches in flight), checkpoint=\'always\', more '
+          'micro-batches, or fewer layers on that stage.')
 
 
 def run(random: Random, *, fault: bool = True) -> Outcome:

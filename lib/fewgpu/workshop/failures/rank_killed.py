@@ -20,8 +20,8 @@ RANKS, STEPS = 2, 3   # the rank dies in the last step
 SIGN = ('one rank stops in the middle of its row, the others as soon as they need something from it; the error names '
         'the rank and how it ended')
 WHAT = 'Rank {rank} was killed in {op} of step {step}, without a word; the others could only wait for it.'
-CHANGE = ('Find out who killed it (the system\'s log: memory, a time limit of the batch system, a person), and start all '
-          'ranks again from the latest checkpoint.')
+CHANGE = ('Find out who killed it (the system\'s log: memory, a time limit of the batch system, a person), and start '
+          'all ranks again from the latest checkpoint.')
 
 
 class Trap(nn.Module):

@@ -52,7 +52,8 @@ def _left(file: Path) -> list[tuple[Op, float, float]]:
 
 
 class Diary:
-    """What a replica does: `with diary.notes('F', step): ...`; left in the folder at the end, whatever the end is."""
+    """What a replica does, `with diary.notes('F', step): ...`; left in the folder at the end, whatever the end is.
+    Kinds are those of `Op`, and EXCHANGE."""
 
     def __init__(self, folder: str) -> None:
         self._folder, self._noted = folder, []
@@ -60,8 +61,10 @@ class Diary:
     @contextlib.contextmanager
     def notes(self, kind: str, step: int) -> Iterator[None]:
         start = time.perf_counter()
-        yield
-        self._noted.append((kind, dist.get_rank(), step, start, time.perf_counter()))
+        try:
+            yield
+        finally:   # a wait that ended with an error is to be seen, too
+            self._noted.append((kind, dist.get_rank(), step, start, time.perf_counter()))
 
     def __enter__(self) -> 'Diary':
         return self

@@ -14,8 +14,8 @@ from fewgpu.workshop.failures.pipelines import DEVICES, MESSAGE, PACE, costs, sh
 
 LATENCY, BANDWIDTH = 2e-3, 1e7       # of links: seconds, bytes a second
 SLOW = 0.020                         # seconds that a message takes on the slow one
-SIGN = ('all devices compute equally fast, but between the end of an operation and the start of the next stage\'s there '
-        'is a gap, always at the same two stages')
+SIGN = ('all devices compute equally fast, but between the end of an operation and the start of the next stage\'s '
+        'there is a gap, always at the same two stages')
 WHAT = ('The link between stages {link} and {next} had a bandwidth of {had:.3g} MB/s, not the {wanted:.3g} MB/s of all '
         'others.')
 CHANGE = ('Look at that cable or switch, and who else sends there; or cut the model where activations are smaller, so '

@@ -13,7 +13,8 @@ from fewgpu.workshop.failures.pipelines import DEVICES, PACE, costs, shortest, s
 SLOWER = 4.0
 SIGN = ('all operations of one device are longer than the same ones of the others, which have gaps; messages are as '
         'quick as ever')
-WHAT = 'Device {device} computed {times:g} times slower than the others, and the pipeline runs at the pace of its slowest.'
+WHAT = ('Device {device} computed {times:g} times slower than the others, and the pipeline runs at the pace of its '
+        'slowest.')
 CHANGE = ('Look what else runs there (another job, a hot or throttled GPU); else give it fewer layers: a balance by '
           'measured time.')
 
