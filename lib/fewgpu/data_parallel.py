@@ -129,8 +129,8 @@ class DataParallel(nn.Module):
         self._take_state_of(self._reducer.last_running)
 
     def save_trace(self, folder: str | PathLike[str]) -> PathLike[str]:
-        """Write what the latest step did as `rank-N.json` into a folder, each rank its own; `./workshop.py trace FOLDER`
-        reads them. Raises RuntimeError if nothing was noted, ValueError if there was no step."""
+        """Write what the latest step did as `rank-N.json` into a folder, each rank its own, for
+        `./workshop.py trace FOLDER`. Raises RuntimeError if nothing was noted, ValueError if there was no step."""
         if self._recorder is None:
             raise RuntimeError('nothing was noted for a trace: make the model with DataParallel(module, trace=True)')
         return self._recorder.save(folder)

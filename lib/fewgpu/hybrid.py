@@ -14,8 +14,6 @@ the cool-down of the pipeline. (HyPar-Flow, arXiv 1911.05146, has one all-reduce
 """
 
 import math
-import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +33,7 @@ from fewgpu.pipeline import Pipeline
 from fewgpu.tensor_parallel import Sharded
 from fewgpu.tensor_transformer import tensor_parallel
 from fewgpu.transport.ranks import Ranks
+from fewgpu.transport.stamps import Meetings
 from fewgpu.weights import Gradients
 
 
@@ -44,7 +43,8 @@ class Replicas:
     def __init__(self, group: Group, parts: Group | None = None) -> None:
         self._group, self._parts = group, parts
         self._weight = 1.0
-        self.meetings: deque[tuple[int, float, float]] = deque(maxlen=64)   #: when all met: (number, start, end)
+        self.meetings = [Meetings(tuple(dist.get_process_group_ranks(each.process_group)))
+                         for each in (group, parts) if each]   #: of the replicas, and of the parts if there are some
 
     @property
     def is_first(self) -> bool:
@@ -61,11 +61,6 @@ class Replicas:
         """Which replica, and which part of its stages, this rank has."""
         return self._group.rank, self._parts.rank if self._parts else 0
 
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The ranks."""
-        return tuple(dist.get_process_group_ranks(self._group.process_group))
-
     def take_first_replica(self, module: nn.Module) -> None:
         """Everybody takes the parameters and buffers of replica 0. Raises ValueError if the replicas
         do not have the same ones."""
@@ -80,15 +75,16 @@ class Replicas:
         if self._parts:
             mine = [rows, seed, checksum(given)]
             every = [torch.tensor(mine, device=device) for _ in range(self._parts.size)]
-            all_gather(every, self._parts)
+            with self.meetings[-1].noted():
+                all_gather(every, self._parts)
             if any(theirs.tolist() != mine for theirs in every):
                 counts = ', '.join(str(int(theirs[0])) for theirs in every)
                 raise ValueError(f'the parts of a stage were given different mini-batches (of {counts} rows), or their '
                                  f'random generators are at different points: give the ranks of a pipeline the same '
                                  f'rows, and call torch.manual_seed with the same number on all of them')
-        total, start = torch.tensor([rows], device=device), time.perf_counter()
-        all_reduce(total, self._group)
-        self.meetings.append((self.meetings[-1][0] + 1 if self.meetings else 0, start, time.perf_counter()))
+        total = torch.tensor([rows], device=device)
+        with self.meetings[0].noted():
+            all_reduce(total, self._group)
         self._weight = rows / max(1, int(total)) if is_mean else 1.0
 
     def average(self, gradients: Gradients) -> Gradients:

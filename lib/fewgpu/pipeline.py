@@ -169,7 +169,7 @@ class Pipeline(HeldState):
         return Timeline.of(self._spans, self._names)
 
     def gather_trace(self) -> Timeline:
-        """On ranks: `trace` of all, which all call. Clocks of machines, and of GPUs, are not compared."""
+        """On ranks: `trace` of all, which all call. Clocks are not compared (see `save_trace`)."""
         rows = [[(op, *fields) for op, fields in zip(ops, self.ranks.tell(row, [(*s[1:],) for s in spans]))]
                 for row, (ops, spans) in enumerate(zip(self._latest.rows, self._spans)) if self.ranks]
         return Timeline.of(rows, self._names) if self.ranks else self.trace

@@ -93,7 +93,8 @@ def verify_together(traces: Mapping[str, RankTrace]) -> None:
     seen = {first.rank: name}
     for other, trace in others:
         if trace.run != first.run:
-            raise TraceError(f'{name} and {other} are of different runs: give the files of one')
+            raise TraceError(f'{name} and {other} are of different runs: give the files of one, and let every '
+                             f'run save into a folder of its own')
         if trace.rank in seen:
             raise TraceError(f'{seen[trace.rank]} and {other} are both of rank {trace.rank}: leave one out')
         if (trace.ranks, trace.schedule['name']) != (first.ranks, first.schedule['name']):

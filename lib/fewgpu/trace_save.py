@@ -52,7 +52,7 @@ def save(folder: str | os.PathLike[str], schedule: Schedule, spans: Sequence[Seq
         {'name': schedule.name, 'stages': schedule.stages, 'micro_batches': schedule.micro_batches}, rows,
         replica, part, {rank: {'sent': _pairs(sent, first), 'came': _pairs(received, first)}
                         for rank, (sent, received) in own.items()},
-        [(replicas.members, list(replicas.meetings))] if replicas else []), folder)
+        [(each.ranks, [*each.stamps]) for each in replicas.meetings] if replicas else []), folder)
 
 
 def _pairs(stamps: Iterable['Stamp'], first: float) -> list[tuple[int, float]]:

@@ -1,7 +1,9 @@
-"""When messages left and came: what lets the clocks of two ranks be compared afterwards."""
+"""When messages left and came, and ranks met: what lets their clocks be compared afterwards."""
 
+import contextlib
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from fewgpu.schedule import Message
@@ -36,3 +38,20 @@ class Stamps:
         """In the order in which they come."""
         self.came.append(Stamp(self._counts[1], time.perf_counter(), 0, step, message))
         self._counts[1] += 1
+
+
+class Meetings:
+    """When these ranks called the same collective, from which nobody returns before all have called it."""
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        self.ranks = ranks
+        self.stamps: deque[tuple[int, float, float]] = deque(maxlen=64)   #: (number, start, end) by this rank's clock
+        self._count = 0
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Round the call."""
+        start = time.perf_counter()
+        yield
+        self.stamps.append((self._count, start, time.perf_counter()))
+        self._count += 1
