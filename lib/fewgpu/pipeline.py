@@ -14,7 +14,6 @@ the same mini-batch; it keeps and trains its own stages only.
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,8 +35,7 @@ from fewgpu.schedule import Schedule, activation
 from fewgpu.schedule.named import schedule_makers
 from fewgpu.schedule.plans import Plans
 from fewgpu.skip_routes import routes
-from fewgpu.trace import Timeline
-from fewgpu.trace_save import save
+from fewgpu.traced import Traced
 from fewgpu.updates import updating, verify_can_wait, verify_meets_newest
 from fewgpu.transport import Mailbox, refuse_devices_around
 
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
 Plan = tuple[Schedule, Schedule]   # without and with its messages
 
 
-class Pipeline(HeldState):
+class Pipeline(HeldState, Traced):
     """A model cut into stages, and a schedule by which they train.
 
     Arguments:
@@ -161,23 +159,6 @@ class Pipeline(HeldState):
             if y is not None:
                 return self._tell_all(batches.losses(values, None, self.loss_fn))[0]
             return gather(values) if values and self._held.holds(self._last) else None
-
-    @property
-    def trace(self) -> Timeline:
-        """What the latest step did (one that failed: as far as it came), a row a device; on ranks only the own one is
-        filled (see `gather_trace`). Bytes are counted on devices with a ledger: `devices[0].meter()` before."""
-        return Timeline.of(self._spans, self._names)
-
-    def gather_trace(self) -> Timeline:
-        """On ranks: `trace` of all, which all call. Clocks are not compared (see `save_trace`)."""
-        rows = [[(op, *fields) for op, fields in zip(ops, self.ranks.tell(row, [(*s[1:],) for s in spans]))]
-                for row, (ops, spans) in enumerate(zip(self._latest.rows, self._spans)) if self.ranks]
-        return Timeline.of(rows, self._names) if self.ranks else self.trace
-
-    def save_trace(self, folder: str | PathLike[str]) -> PathLike[str]:
-        """Write `trace` as `rank-N.json` into a folder (each rank its own); `./workshop.py trace FOLDER` reads them."""
-        done = self._latest, self._spans, self._names, self._arrived
-        return save(folder, *done, self.devices, self.ranks, self.replicas)
 
     def close(self) -> None:
         """Leave the ranks; on threads there is nothing to do."""

@@ -28,7 +28,7 @@ from fewgpu.transport.rank_mailbox import RankFailed, RankMailbox, described
 from fewgpu.transport.signs import Sign, Signs
 from fewgpu.transport.wire import Garbled
 
-_OUTSIDE = 'is not in a step'
+_OUTSIDE, _REMEDY = 'is not in a step', 'start all ranks again, from the latest checkpoint'
 _AHEAD = 2   # how many steps a rank may run ahead of another, whose memory its messages fill
 _BEGIN, _TELL, _ERROR = 'begin', 'tell', 'error'   # what ranks tell each other besides values
 _made: Counter[tuple[int, ...]] = Counter()
@@ -222,8 +222,7 @@ class Ranks:
         with contextlib.suppress(RuntimeError):   # the store may be gone, too
             sentence = sentence if isinstance(error, Garbled) else self._signs.word_of(row) or (
                 f'{self._names([row])} died without a word; its last sign of life was that it '
-                f'{self._signs.last(row)}; {self._names([self.index])} {self._sign().here()}: start all ranks '
-                f'again, from the latest checkpoint')
+                f'{self._signs.last(row)}; {self._names([self.index])} {self._sign().here()}: {_REMEDY}')
         self.abort(RankFailed(sentence))   # tells all: this rank may be gone before they notice
 
     def _stop(self, error: RankFailed) -> bool:
