@@ -18,13 +18,15 @@ import time
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from fewgpu import data
+from fewgpu.alike import of_all
 from fewgpu.checkpoint import Checkpoints, load_training_state, training_state
-from fewgpu.group import verify_met
+from fewgpu.group import Group, verify_met
 from fewgpu.stopping import Stopping
 from fewgpu.workshop.ways import WAYS, build, rank, ranks
+
+LONGEST = 200   # bytes of a place that are told
 
 
 def parse():
@@ -149,7 +151,7 @@ class Saves:
 def conclude(args, way, say, losses, seconds):
     """Print speed and memory, and write the report."""
     speed = len(seconds) * args.batchsize / sum(seconds) if seconds else 0.0
-    memory = dict(gathered((way.place, peak())))
+    memory = of_every_rank(way.place, peak())
     for place, size in memory.items():
         say(f'{place}: peak {size / 1e9:.3f} GB')
     say(f'train | {speed:.3f} samples/sec')
@@ -166,12 +168,12 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
 
 
-def gathered(thing):
-    """That of every rank."""
-    things = [thing] * ranks()
+def of_every_rank(place, size):
+    """The place of every rank, and its number. (torch's all_gather_object would run whatever a stranger sends.)"""
+    told = [[size, *place.encode()[:LONGEST].ljust(LONGEST)]]
     if ranks() > 1:
-        dist.all_gather_object(things, thing)
-    return things
+        told = of_all(told[0], Group())
+    return {bytes(text).decode(errors='replace').rstrip(): number for number, *text in told}
 
 
 @contextlib.contextmanager

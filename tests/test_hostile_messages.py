@@ -185,7 +185,7 @@ def talks_nonsense() -> str:
     """Rank 1 sends bytes in place of a message; rank 0 says what it makes of it."""
     ranks = Ranks(time_limit=30.0)
     if dist.get_rank() == 1:
-        peer = ranks._peers[0]
+        peer = ranks.peers[0]
         peer._group.send([torch.full((HEAD,), 255, dtype=torch.uint8)], peer._place, 0).wait()
     try:
         ranks.tell(1 - dist.get_rank(), None)
@@ -301,8 +301,8 @@ def calls(tree: ast.AST) -> list[tuple[str, ast.Call]]:
 
 def each_source(test: Callable[[str, ast.AST], Any]) -> list[str]:
     found = []
-    for file in sorted((ROOT / 'lib').rglob('*.py')):
-        name = file.relative_to(ROOT / 'lib').as_posix()
+    for file in sorted([*(ROOT / 'lib').rglob('*.py'), *(ROOT / 'jobs').rglob('*.py')]):
+        name = file.relative_to(ROOT / 'lib' if file.is_relative_to(ROOT / 'lib') else ROOT).as_posix()
         if test(name, ast.parse(file.read_text(encoding='utf-8'))):
             found.append(name)
     return found
