@@ -20,6 +20,7 @@ from fewgpu.trace_merge import load
 from tests.test_trace_command import run
 
 ROUNDING = 1e-6   # seconds
+PATIENCE = 500.0  # seconds: ranks take a minute to start on a machine that does other work
 
 
 def layers(pairs: int, size: int = 32) -> nn.Sequential:
@@ -40,7 +41,7 @@ def piped(folder: str, schedule: str) -> list[list[tuple]]:
     size = dist.get_world_size()
     held = 2 if schedule == 'interleaved' else 1
     pipe = Pipeline(layers(size * held), [2] * size * held, schedule=schedule, chunks=4,
-                    loss_fn=nn.functional.mse_loss, optimizer=sgd)
+                    loss_fn=nn.functional.mse_loss, optimizer=sgd, time_limit=PATIENCE)
     x = torch.rand(64, 32)
     for _ in range(3):
         pipe.step(x, x)
@@ -52,11 +53,11 @@ def piped(folder: str, schedule: str) -> list[list[tuple]]:
 
 def averaged(folder: str) -> None:
     """Two steps of two backwards each; nothing is noted unless it was asked for."""
-    model = DataParallel(layers(3), trace=True, bucket_mb=0.005)
+    model = DataParallel(layers(3), trace=True, bucket_mb=0.005, time_limit=PATIENCE)
     with pytest.raises(ValueError, match='no trace yet'):
         model.save_trace(folder)
     with pytest.raises(RuntimeError, match='trace=True'):
-        DataParallel(layers(1)).save_trace(folder)
+        DataParallel(layers(1), time_limit=PATIENCE).save_trace(folder)
     optimizer, x = sgd(model.parameters()), torch.rand(16, 32)
     for _ in range(2):
         for last in (False, True):
@@ -71,11 +72,12 @@ def averaged(folder: str) -> None:
         for _ in range(1 + dist.get_rank()):
             model(x).square().mean().backward()
     with pytest.raises(ValueError, match='trace=True'):
-        DataParallel(layers(1), trace=dist.get_rank() == 0)
+        DataParallel(layers(1), trace=dist.get_rank() == 0, time_limit=PATIENCE)
 
 
 def replicated(folder: str) -> list[list[tuple]]:
-    pipe = parallelize(layers(4), '2x2', loss_fn=nn.functional.mse_loss, optimizer=sgd, chunks=4)
+    pipe = parallelize(layers(4), '2x2', loss_fn=nn.functional.mse_loss, optimizer=sgd, chunks=4,
+                       time_limit=PATIENCE)
     for _ in range(3):
         pipe.step(torch.rand(32, 32), torch.rand(32, 32))
     pipe.save_trace(folder)
@@ -95,13 +97,13 @@ def on_four(folder: str) -> dict:
 @pytest.fixture(scope='module')
 def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp('two')
-    return folder, launch(on_two, ranks=2, args=(str(folder),), time_limit=240)[0]
+    return folder, launch(on_two, ranks=2, args=(str(folder),), time_limit=PATIENCE)[0]
 
 
 @pytest.fixture(scope='module')
 def four(tmp_path_factory):
     folder = tmp_path_factory.mktemp('four')
-    return folder, launch(on_four, ranks=4, args=(str(folder),), time_limit=240)
+    return folder, launch(on_four, ranks=4, args=(str(folder),), time_limit=PATIENCE)
 
 
 def verify_like_gathered(folder, gathered):
