@@ -29,7 +29,6 @@ fi
 source "$root/jobs/common.sh"
 
 # The grid, unless arguments say otherwise: 2 x 2 x 2 runs.
-choose_size "--batchsize 256 512"
-[[ "${size[*]}" == *256\ 512* ]] || size=(--batchsize 32 64 --samples 128)
+choose_size "--batchsize 256 512" "--batchsize 32 64 --samples 128"
 "$python" -m fewgpu.workshop.sweep_run solutions/09_mnist_gpipe.py \
     --balance_by time memory --num_microbatches 2 8 "${size[@]}" "$@"

@@ -128,8 +128,8 @@ def test_bad_input_gets_one_sentence(script: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_job_without_slurm_does_one_run_after_the_other(tmp_path: Path) -> None:
-    flags = ['--arch', 'resnet18', '--samples', '4', '--test_samples', '4', '--balance_by', '9,5', '--batchsize', '2', '4',
-             '--num_microbatches', '2', '--out', 'out']
+    flags = ['--arch', 'resnet18', '--samples', '4', '--test_samples', '4', '--balance_by', '9,5',
+             '--batchsize', '2', '4', '--num_microbatches', '2', '--out', 'out']
     environment = {name: value for name, value in os.environ.items() if not name.startswith('SLURM')}
     path = f'{Path(sys.executable).parent}:{os.environ["PATH"]}'
     done = subprocess.run(['bash', str(ROOT / 'jobs' / 'job_sweep.sh'), *flags],
