@@ -39,9 +39,9 @@ if [[ -z $python ]]; then
     exit 1
 fi
 
-# choose_size GPU_FLAGS: `size` are these flags where there are GPUs; elsewhere a size that a few cores can do.
+# choose_size GPU_FLAGS [FLAGS]: `size` are the first where there are GPUs; elsewhere a size that a few cores can do.
 choose_size() {
-    size=(--batchsize 64 --samples 256)
+    read -ra size <<<"${2:---batchsize 64 --samples 256}"
     gpus=0
     # A GPU that nvidia-smi lists is none for a CPU build of torch.
     if nvidia-smi -L >/dev/null 2>&1 && "$python" -c "$sees_gpu"; then

@@ -141,6 +141,20 @@ def test_everything_listens_on_loopback_only(slurm: Slurm, tmp_path: Path) -> No
 
 
 @needs_slurm
+def test_srun_works_where_the_name_of_the_host_leads_nowhere(folder: Path) -> None:
+    host = ['unshare', '--uts', 'sh', '-c', 'hostname no.such-host.invalid && exec "$@"', 'sh']
+    try:
+        subprocess.run([*host, 'true'], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip('NOT TESTED: this machine allows no host name of our own')
+    script = 'srun -N2 -n2 echo one; echo "#!/bin/sh\nsrun echo two" | sbatch -N2 -n2 --wait -o "$1"; cat "$1"'
+    done = subprocess.run([*host, sys.executable, str(BOX), 'run', '--folder', str(folder), 'sh', '-c', script, 'sh',
+                           str(folder.with_name('output'))], env=free_of_slurm(), text=True, capture_output=True)
+    folder.with_name('output').unlink()
+    assert done.stdout.count('one') == done.stdout.count('two') == 2, done.stdout + done.stderr
+
+
+@needs_slurm
 def test_a_node_crashes_with_all_that_runs_on_it_and_boots_again(slurm: Slurm, tmp_path: Path) -> None:
     script = '(setsid env -i sleep 98765 &); echo "on $SLURMD_NODENAME"; sleep 98765'
     job = slurm.submit(tmp_path, '--nodelist=node2', '--requeue', '--wrap', script)
@@ -201,7 +215,7 @@ def _parent(process: int) -> int:
 @pytest.mark.parametrize('ending', [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize('moment', ['while it starts', 'while it runs'])
 def test_box_of_run_ends_with_whoever_started_it(folder: Path, ending: signal.Signals, moment: str) -> None:
-    command = [sys.executable, str(BOX), 'run', '--folder', str(folder), 'sh', '-c', 'echo runs; exec cat']   # until we end
+    command = [sys.executable, str(BOX), 'run', '--folder', str(folder), 'sh', '-c', 'echo runs; exec cat']
     with subprocess.Popen(command, env=free_of_slurm(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True, start_new_session=True) as starter:
         if moment == 'while it runs':

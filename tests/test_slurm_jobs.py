@@ -31,9 +31,10 @@ def test_job_finds_the_kit_from_its_own_folder_and_takes_options_of_the_site(slu
     example = (slurm_kit / 'jobs' / 'site.sh.example-gpu-partition').read_text()
     lines = r'^# (export SBATCH_(?:PARTITION|ACCOUNT|TIMELIMIT|GPUS_PER_NODE)=)'
     (slurm_kit / 'jobs' / 'site.sh').write_text(re.sub(lines, r'\1', example, flags=re.MULTILINE))
-    done = slurm.command('bash', '-c', 'source site.sh && sbatch --parsable --hold job_pytorch.sh', cwd=slurm_kit / 'jobs')
-    held = slurm.command('scontrol', 'show', 'job', done.stdout.strip()).stdout
-    slurm.command('scancel', done.stdout.strip())
+    submit = 'source site.sh && sbatch --parsable --hold job_pytorch.sh'
+    number = slurm.command('bash', '-c', submit, cwd=slurm_kit / 'jobs').stdout.strip()
+    held = slurm.command('scontrol', 'show', 'job', number).stdout
+    slurm.command('scancel', number)
     for setting in ('Partition=gpu', 'Account=project-1234', 'TimeLimit=00:30:00', 'TresPerNode=gres:gpu:2'):
         assert setting in held
     job = slurm.submit(slurm_kit / 'jobs', 'job_pytorch.sh', '--no-such-flag')

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slurm_box import folder
 from slurm_box.folder import Box, BoxError, claim, default_folder, program, saved, wait_for_end
-from slurm_box.processes import SIGNAL_AT_PARENTS_DEATH, prctl
+from slurm_box.processes import SIGNAL_AT_PARENTS_DEATH, be_localhost, prctl
 
 NEEDED = 'munged', 'mungekey', 'slurmctld', 'slurmd', 'srun', 'sbatch', 'scontrol', 'sinfo'
 
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     with Owned(box):
         try:
             child = subprocess.Popen(options.command, env={**os.environ, **box.environment()},
-                                     preexec_fn=lambda: prctl(SIGNAL_AT_PARENTS_DEATH, signal.SIGTERM))
+                                     preexec_fn=_of_a_box)
         except OSError as error:
             raise BoxError(f'Cannot run {options.command[0]}: {error.strerror}.') from None
         while True:
@@ -109,6 +109,12 @@ def run(options: argparse.Namespace) -> int:
                 pass   # the command has got it, too
             except Terminated:
                 child.terminate()
+
+
+def _of_a_box() -> None:
+    """What a command of `run` has in common with jobs: srun works there, and it ends with its box."""
+    be_localhost()
+    prctl(SIGNAL_AT_PARENTS_DEATH, signal.SIGTERM)
 
 
 def stop(options: argparse.Namespace) -> int:

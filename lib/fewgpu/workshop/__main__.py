@@ -30,6 +30,7 @@ PANELS = {
     'Training': {
         'run': ('run', 'run', "Run a script with the kit's own Python."),
         'compare': ('compare', 'compare', 'Train ResNet-50 on MNIST plainly and as pipelines, side by side.'),
+        'sweep': ('sweep', 'sweep', 'The table and the picture of a sweep (jobs/job_sweep.sh), again.'),
         'demo': ('demo', 'demo', 'One system of the lectures, its claim put to the test.'),
         'plan': ('plan', 'plan', 'Which way to train a model on a cluster: predicted speed and memory.'),
         'draw': ('draw', 'draw', 'Show a schedule: in the terminal, as a picture, as a page.'),
