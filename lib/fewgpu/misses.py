@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -50,10 +50,12 @@ class Misses:
     def compare(self, wait: 'Wait') -> bool:
         """Tell what this rank calls; does another one call something else? All raise the first difference."""
         with suppress(RuntimeError):
-            for name, head in self._heads(wait, self._me):
+            heads = [*self._heads(wait, self._me)]
+            for name, head in heads if not wait.is_told else ():   # once: a healthy wait may take hours
                 self._store.set(f'{self._names}/calls/{name} {self._me}', head)
+            wait.is_told = True
             for peer in {peer for _, peer in (*wait.sends, *wait.receives)}:
-                for name, head in self._heads(wait, self._me):
+                for name, head in heads:
                     if different := difference(self._me, head, peer, self._read(f'calls/{name} {peer}')):
                         self._store.compare_set(f'{self._names}/differ', '', str(different))
             return bool(self._read('differ'))
@@ -73,7 +75,8 @@ class Misses:
         return self._store.get(key).decode() if self._store.check([key]) else ''
 
 
-class Wait(NamedTuple):
+@dataclass(eq=False)
+class Wait:
     """One that goes on: when to look at it, in which call, for which messages, with ranks among all."""
 
     due: float   #: on the clock of time.monotonic
@@ -82,6 +85,7 @@ class Wait(NamedTuple):
     receives: Sequence[tuple[torch.Tensor, int]]
     misses: Misses
     hang_up: Callable[[], None]   #: ends the wait, with a RuntimeError
+    is_told: bool = False         #: is what it calls in the store?
 
 
 class _Lookout:
@@ -95,7 +99,7 @@ class _Lookout:
     def looks_after(self, wait: Wait) -> Iterator[None]:
         self._waits[id(wait)] = wait
         try:
-            if self._thread is None or not self._thread.is_alive():
+            if self._thread is None or not self._thread.is_alive():   # after a fork it is not
                 self._thread = threading.Thread(target=self._look, daemon=True, name='fewgpu lookout')
                 self._thread.start()
             yield
@@ -104,11 +108,16 @@ class _Lookout:
 
     def _look(self) -> None:
         latest = time.monotonic()
-        while time.monotonic() < latest + _IDLE:
+        while True:
             time.sleep(_LOOK)
             if self._waits:
                 latest = time.monotonic()
                 self._look_at_all(latest)
+            elif time.monotonic() > latest + _IDLE:
+                self._thread = None   # a wait that begins from now on starts another one
+                if not self._waits:
+                    return
+                self._thread = threading.current_thread()
 
     def _look_at_all(self, now: float) -> None:   # and, once back, keep none of their tensors
         for wait in [*self._waits.values()]:
