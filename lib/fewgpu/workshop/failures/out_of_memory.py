@@ -13,8 +13,8 @@ from fewgpu.workshop.failures.pipelines import DEVICES, PACE, mini_batch, pipeli
 
 SIGN = ('the step ends in the middle, on all devices at about the same time, and the error names bytes: of a '
         'request, of a limit, in use')
-WHAT = ('Device {device} had {limit:.1f} MB, and its stage needs {needed:.1f} MB: its parameters and what the forwards '
-        'of all micro-batches keep.')
+WHAT = ('Device {device} had {limit:.1f} MB, and its stage needs {needed:.1f} MB: its parameters, gradients and what '
+        'the forwards of all micro-batches keep.')
 CHANGE = ('Keep less: 1f1b in place of gpipe (fewer micro-batches in flight), checkpoint=\'always\', more '
           'micro-batches, or fewer layers on that stage.')
 
