@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -53,10 +53,12 @@ class Misses:
     def compare(self, wait: 'Wait') -> bool:
         """Tell what this rank calls; does another one call something else? All raise the first difference."""
         with suppress(RuntimeError):
-            for name, head in self._heads(wait, self._me):
+            heads = [*self._heads(wait, self._me)]
+            for name, head in heads if not wait.is_told else ():   # once: a healthy wait may take hours
                 self._store.set(f'{self._names}/calls/{name} {self._me}', head)
+            wait.is_told = True
             for peer in {peer for _, peer in (*wait.sends, *wait.receives)}:
-                for name, head in self._heads(wait, self._me):
+                for name, head in heads:
                     if different := difference(self._me, head, peer, self._read(f'calls/{name} {peer}')):
                         self._store.compare_set(f'{self._names}/differ', '', str(different))
             return bool(self._read('differ'))
@@ -76,7 +78,8 @@ class Misses:
         return self._store.get(key)[:_MOST].decode(errors='replace') if self._store.check([key]) else ''
 
 
-class Wait(NamedTuple):
+@dataclass(eq=False)
+class Wait:
     """One that goes on: when to look at it, in which call, for which messages, with ranks among all."""
 
     due: float   #: on the clock of time.monotonic
@@ -85,6 +88,7 @@ class Wait(NamedTuple):
     receives: Sequence[tuple[torch.Tensor, int]]
     misses: Misses
     hang_up: Callable[[], None]   #: ends the wait, with a RuntimeError
+    is_told: bool = False         #: is what it calls in the store?
 
 
 class _Lookout:
@@ -93,15 +97,15 @@ class _Lookout:
     def __init__(self) -> None:
         self._waits: dict[int, Wait] = {}
         self._lock = threading.Lock()
-        self._runs = False   # the thread
+        self._thread: threading.Thread | None = None
 
     @contextmanager
     def looks_after(self, wait: Wait) -> Iterator[None]:
         with self._lock:
             self._waits[id(wait)] = wait
-            if not self._runs:
-                threading.Thread(target=self._look, daemon=True, name='fewgpu lookout').start()
-                self._runs = True
+            if self._thread is None or not self._thread.is_alive():   # after a fork it is not
+                self._thread = threading.Thread(target=self._look, daemon=True, name='fewgpu lookout')
+                self._thread.start()
         try:
             yield
         finally:
@@ -115,7 +119,7 @@ class _Lookout:
             with self._lock:   # nobody adds a wait between the look at them and the end
                 waits = [*self._waits.values()]
                 if not waits and time.monotonic() > latest + _IDLE:
-                    self._runs = False
+                    self._thread = None
                     return
             if waits:
                 latest = time.monotonic()

@@ -13,8 +13,8 @@ from fewgpu.workshop.failures.pipelines import DEVICES, PACE, mini_batch, pipeli
 
 SIGN = ('the step ends in the middle, on all devices at about the same time, and the error names bytes: of a '
         'request, of a limit, in use')
-WHAT = ('Device {device} had {limit:.1f} MB, and its stage needs {needed:.1f} MB: its parameters and what the forwards '
-        'of all micro-batches keep.')
+WHAT = ('Device {device} had {limit:.1f} MB, and its stage needs {needed:.1f} MB: its parameters, gradients and what '
+        'the forwards of all micro-batches keep.')
 CHANGE = ('Keep less: 1f1b in place of gpipe (fewer micro-batches in flight), checkpoint=\'always\', more '
           'micro-batches, or fewer layers on that stage.')
 
@@ -37,10 +37,9 @@ def run(random: Random, *, fault: bool = True) -> Outcome:
 
 
 def _needed() -> tuple[list[int], list[int]]:
-    """Bytes of every stage at its peak, and of its parameters."""
+    """Bytes of every stage at its peak in the first step, and of its parameters."""
     devices = [Device('cpu', index=index) for index in range(DEVICES)]
     ledgers = [device.meter() for device in devices]
-    pipe, x = pipeline(devices, schedule='gpipe'), mini_batch()
-    for _ in range(2):
-        pipe.step(x, x)
+    pipe, x = pipeline(devices, schedule='gpipe'), mini_batch()   # the parameters are counted while it is alive
+    pipe.step(x, x)
     return [ledger.peak for ledger in ledgers], [ledger.parameters for ledger in ledgers]
