@@ -168,6 +168,9 @@ for _, rank, local, node, *losses in ranks:
 # other way to tell where to meet: `c10d` is the store of PyTorch, the id is a name for this meeting, and the endpoint
 # is the address and the port. The torchruns then number the nodes themselves, so that the same line serves on all.
 #
+# The number 29500 is a guess: another job on that node may have it. [jobs/job_ddp.sh](../jobs/job_ddp.sh) and its
+# neighbours do without. There the first node takes a port that is free, and writes it into a file that the others read.
+#
 # A job on one node needs none of this: [jobs/job_gpipe.sh](../jobs/job_gpipe.sh) is one process that drives all GPUs.
 
 # %% [markdown]
@@ -324,14 +327,16 @@ plot.lines({'lost': (minutes, [100 * lost(m) for m in minutes])},
 # srun torchrun ... train.py &       # in the background, for
 # wait "$!"                          # bash runs a trap while it waits, not while a command runs
 # ```
-#
+
+# %% [markdown]
 # `trap` says: on this signal, call the function `again`. `&` starts a command in the background, and `$!` is the number
 # of its process.
 #
 # The signal goes to the script only, and the script leaves a file, `stop`. After each step the training looks whether
 # the file is there; then it saves, and ends. So nothing is computed twice. (Slurm looks at its clock about once a
 # minute, so leave it some minutes.) A job that is requeued keeps its number and starts from the first line of its
-# script: `latest()` does the rest.
+# script: `latest()` does the rest. (The kit's jobs of several ranks pass the signal on to all ranks instead; see
+# `fewgpu/stopping.py`.)
 
 # %% [markdown]
 # ## A hang, made on purpose
@@ -453,7 +458,8 @@ plot.timeline(uneven, title='Device 2, on node 2, is twice as slow', unit='units
 # 2. **One node.** Two GPUs of one node against one GPU: lessons [3](03_data_parallelism.ipynb), [7](07_balance.ipynb)
 #    and [14](14_which_one_when.ipynb) say what may be expected.
 # 3. **One rank against the others.** The same step, timed on every rank: is one of them, or one node, always the slow
-#    one? `sbatch --exclude=NODE` leaves it out.
+#    one? `sbatch --exclude=NODE` leaves it out. After `pipeline.save_trace('traces')` on every rank
+#    `./workshop.py trace traces` puts all on one clock, and says what to change first.
 # 4. **Two nodes.** Now the network counts. Is it the fast one (`NCCL_DEBUG=INFO`)?
 
 # %% [markdown]
@@ -479,4 +485,5 @@ plot.timeline(uneven, title='Device 2, on node 2, is twice as slow', unit='units
 #
 # This is the last lesson. `./workshop.py list` in a terminal says which exercises are left, `./workshop.py report`
 # makes a page of what you have done, and `./workshop.py demo` lists the systems that the lessons were about, at
-# length.
+# length. `./workshop.py fail --quiz` lets a run go wrong in one of seven ways, and asks you in which. And
+# `jobs/slurm-in-a-box` makes a Slurm of one Linux machine, if you have no cluster to try the jobs on.
