@@ -32,8 +32,8 @@ READS = {
         f'CPU {w["device"]} takes', f'of stage {w["device"]} ']),
     'slow-link': (r'\blink between .* is slow', lambda w: [f'stages {w["link"]} and {w["next"]} is slow', 'bandwidth']),
     'rank-killed': (r'\b(was killed|died)\b', lambda w: [
-        f'rank {w["rank"]} of 2 was killed by SIGKILL', f'rank {1 - w["rank"]} is at ', 'checkpoint',
-        f'of step {w["step"]} and waits for the']),
+        f'rank {w["rank"]} of 2 was killed by SIGKILL', f'; rank {1 - w["rank"]} is ', 'its last sign of life was',
+        'latest checkpoint']),
     'mismatched-collective': (r'\bcalls .* where .* calls', lambda w: [
         f'rank {w["rank"]} calls {w["calls"]}', f'rank {1 - w["rank"]} calls all_reduce', w['with'], '.py:', 'call 3']),
     'out-of-memory': (r'\bout of memory\b', lambda w: [
