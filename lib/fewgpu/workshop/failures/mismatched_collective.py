@@ -3,18 +3,13 @@
 In one step a rank calls another collective than the others, or the same with another shape, dtype or operation.
 """
 
-from collections.abc import Callable
 from random import Random
 
-import torch
-import torch.distributed as dist
-from torch import nn
+from fewgpu.workshop.failures import Outcome
+from fewgpu.workshop.failures.exchanging import HOW, STEPS, train
+from fewgpu.workshop.failures.ranks import on_ranks
 
-from fewgpu.collectives import Group, all_gather, all_reduce, broadcast
-from fewgpu.workshop.failures import EXCHANGE, Outcome
-from fewgpu.workshop.failures.ranks import Diary, descend, on_ranks, replica
-
-RANKS, STEPS = 2, 3   # it happens in the last step
+RANKS = 2
 SIGN = ('all ranks compute, and then all stand still at the same time, none of them dead; the error names two calls '
         'and two lines')
 WHAT = 'In step {step} rank {rank} made another call than the rest: {how}.'
@@ -22,57 +17,8 @@ CHANGE = ('Go to the two lines: no collective may depend on the rank (under an i
           'its tensors are of one shape and dtype.')
 
 
-def _gathers(flat: torch.Tensor, group: Group) -> None:
-    all_gather(list(flat.tensor_split(group.size)), group)
-
-
-def _broadcasts(flat: torch.Tensor, group: Group) -> None:
-    broadcast(flat, group, root=group.rank)
-
-
-def _shorter(flat: torch.Tensor, group: Group) -> None:
-    all_reduce(flat[:-512], group, 'mean')
-
-
-def _doubles(flat: torch.Tensor, group: Group) -> None:
-    all_reduce(flat.double(), group, 'mean')
-
-
-def _sums(flat: torch.Tensor, group: Group) -> None:
-    all_reduce(flat, group, 'sum')
-
-
-HOW: dict[str, tuple[Callable[[torch.Tensor, Group], None], str, str]] = {   # the call, and how a message names it
-    'an all_gather': (_gathers, 'all_gather', ''),
-    'a broadcast': (_broadcasts, 'broadcast', ''),
-    'a tensor that lacks the last bias': (_shorter, 'all_reduce', ''),
-    'float64 numbers': (_doubles, 'all_reduce', 'float64'),
-    'a sum in place of a mean': (_sums, 'all_reduce', 'sum'),
-}
-
-
 def run(random: Random, *, fault: bool = True) -> Outcome:
     rank, how = random.randrange(RANKS), random.choice([*HOW])
-    timeline, message = on_ranks(_train, RANKS, rank if fault else -1, how)
+    timeline, message = on_ranks(train, RANKS, rank if fault else -1, how)
     return Outcome(f'{RANKS} replicas, one a process', timeline, message, {
         'rank': rank, 'how': how, 'step': STEPS, 'calls': HOW[how][1], 'with': HOW[how][2]})
-
-
-def _train(folder: str, faulty: int, how: str) -> None:
-    group, (model, x) = Group(time_limit=60.0), replica()
-    with Diary(folder) as diary:
-        for step in range(1, STEPS + 1):
-            with diary.notes('F', step):
-                loss = nn.functional.mse_loss(model(x), x)
-            with diary.notes('B', step):
-                loss.backward()
-            flat = torch.cat([parameter.grad.view(-1) for parameter in model.parameters()])
-            with diary.notes(EXCHANGE, step):
-                if step == STEPS and dist.get_rank() == faulty:
-                    HOW[how][0](flat, group)
-                else:
-                    all_reduce(flat, group, 'mean')
-            with diary.notes('U', step):
-                for parameter, mean in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()])):
-                    parameter.grad = mean.view_as(parameter)
-                descend(model)
