@@ -45,7 +45,8 @@ def parse():
     add = parser.add_argument_group('how').add_argument
     add('--way', choices=WAYS, required=True, help='ddp: every rank has the model, and rows of its own. pipeline: '
         'every rank has layers. hybrid: pipelines side by side. plain: one process, to compare with')
-    add('--grid', metavar='RxS', help='of hybrid: replicas x stages (a replica a node, on a single node two)')
+    add('--grid', metavar='RxS', help='of hybrid: replicas x stages (a replica a node; on a single node '
+        'two, or one if the ranks are odd)')
     add('--num_microbatches', type=count, metavar='N', help='of a pipeline, a mini-batch (4 a stage)')
     add('--balance', type=layers, metavar='N,N,...', help='layers of each stage (about as many parameters each)')
     add('--schedule', default='1f1b', metavar='NAME', help='of a pipeline: gpipe, 1f1b, zb-h1, ... (1f1b)')

@@ -24,8 +24,8 @@ def slow_device(timelines: Iterable[Timeline], costs: Costs) -> str:
     """The device that takes longer than its share, in a sentence; '' if there is none.
 
     `costs` say what an operation of each stage should take; only their proportions count, as all devices may be
-    slower or faster than whatever they were measured on. A device is slow if, for the same, it takes CLEARLY as
-    long as the fastest.
+    slower or faster than whatever they were measured on. A device is slow if, for the same, it takes CLEARLY times
+    as long as the fastest. On ranks take `gather_trace()`: a rank's own `trace` has one device only.
     """
     timelines = list(timelines)
     slowness = slownesses(timelines, costs)
@@ -63,8 +63,9 @@ def _ms(slowness: float, costs: Costs, stages: Sequence[int]) -> str:
 def slow_link(timelines: Iterable[Timeline], costs: Costs) -> str:
     """The link whose messages take longer than latency and bytes / bandwidth of `costs`, in a sentence; '' if none.
 
-    `costs.message` has the bytes between stages. A link is slow if its fastest message takes CLEARLY as long as it
-    should, and NOISE seconds more.
+    `costs.message` has the bytes between stages. A link is slow if its fastest message takes CLEARLY times as long as
+    it should, and NOISE seconds more. All devices must have one clock: across machines merge saved traces first
+    (`fewgpu.trace_merge.load(...).timeline`).
     """
     found = []
     for (source, stage), seconds in transits(timelines).items():

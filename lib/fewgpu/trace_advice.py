@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
-from statistics import median
+from statistics import median, median_low
 from typing import NamedTuple
 
 from fewgpu.causes import NONE, Causes
@@ -103,7 +103,7 @@ def _stragglers(replay: Replay) -> Iterator[tuple[Change, str, str]]:
         stages = frozenset(span.op.stage for span in merged.timeline.rows[row])
         alike[stages, merged.parts[row]].append(row)
     for rows in alike.values():
-        usual = min(sorted(work[row] for row in rows)[:(len(rows) + 1) // 2][-1:] or [0.0])
+        usual = median_low(work[row] for row in rows)
         for row in rows if len(rows) > 1 else ():
             if usual > 0 and work[row] > SLOWER * usual:
                 name = merged.timeline.names[row]
