@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from fewgpu.collectives import Group, all_gather
 from fewgpu.schedule import Message, Op
+from fewgpu.trace import EXCHANGE
 from fewgpu.trace_files import AVERAGES, AVERAGING, BUCKET, RankTrace, Recorded, Row, write
 from fewgpu.trace_save import run_id
 
@@ -95,7 +96,7 @@ class Recorder:
         self._exchanges.append(Recorded(Op('recv', 0, number, Message(BUCKET, 0, 0, number)), min(self._free, start),
                                         start, arrived=asked))
         self._free = self._meet(start, job)
-        self._exchanges.append(Recorded(Op('A', 0, number), start, self._free, size=size))
+        self._exchanges.append(Recorded(Op(EXCHANGE, 0, number), start, self._free, size=size))
 
     def compare_clocks(self) -> None:
         """All ranks are just through with the same all-reduce, so they come to this exchange at nearly the same time,

@@ -43,7 +43,8 @@ def slow_device(timelines: Iterable[Timeline], costs: Costs) -> str:
 
 
 def slownesses(timelines: Sequence[Timeline], costs: Costs) -> dict[int, float]:
-    """By device: its fastest operations of every kind and stage, over what they should take."""
+    """By device: its fastest operations of every kind and stage, over what they should take. Left out are devices
+    whose operations take, or should take, no time."""
     fastest: dict[int, dict[tuple[str, int], float]] = defaultdict(dict)
     for timeline in timelines:
         for device, row in enumerate(timeline.rows):
@@ -51,8 +52,8 @@ def slownesses(timelines: Sequence[Timeline], costs: Costs) -> dict[int, float]:
                 key = span.op.kind, span.op.stage
                 if key[0] not in (*WAITS, 'U'):
                     fastest[device][key] = min(span.seconds, fastest[device].get(key, span.seconds))
-    return {device: sum(spans.values()) / sum(costs.of(*key) for key in spans)
-            for device, spans in fastest.items()}
+    taken = {device: (sum(spans.values()), sum(costs.of(*key) for key in spans)) for device, spans in fastest.items()}
+    return {device: seconds / expected for device, (seconds, expected) in taken.items() if seconds and expected}
 
 
 def _ms(slowness: float, costs: Costs, stages: Sequence[int]) -> str:

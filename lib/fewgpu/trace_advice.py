@@ -16,7 +16,7 @@ from fewgpu.replay import Change, Replay
 from fewgpu.schedule import with_recompute
 from fewgpu.schedule.named import schedule_maker
 from fewgpu.simulate import simulate
-from fewgpu.trace import WAITS, Timeline
+from fewgpu.trace import EXCHANGE, WAITS, Timeline
 from fewgpu.trace_files import AVERAGING
 
 WORTH = 1.005        # a gain below half a percent is none
@@ -60,7 +60,7 @@ def _changes(replay: Replay) -> Iterator[tuple[Change, str, str]]:
 
 def _computes(replay: Replay, number: int) -> bool:
     """Is an operation computation alone? (In one that meets others the device waits for them.)"""
-    return replay.causes.spans[number].op.kind not in (*WAITS, 'A') and number not in replay.causes.meeting
+    return replay.causes.spans[number].op.kind not in (*WAITS, EXCHANGE) and number not in replay.causes.meeting
 
 
 def _work(replay: Replay) -> dict[int, float]:

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from fewgpu.collectives import Group, all_gather, all_reduce, broadcast
-from fewgpu.workshop.failures import EXCHANGE, Outcome
+from fewgpu.trace import EXCHANGE
+from fewgpu.workshop.failures import Outcome
 from fewgpu.workshop.failures.ranks import Diary, descend, on_ranks, replica
 
 RANKS, STEPS = 2, 3   # it happens in the last step
