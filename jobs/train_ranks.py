@@ -152,7 +152,7 @@ class Saves:
 def conclude(args, way, say, losses, seconds):
     """Print speed and memory, and write the report."""
     speed = len(seconds) * args.batchsize / sum(seconds) if seconds else 0.0
-    memory = of_every_rank(way.place, peak())
+    memory = of_every_rank(way.place, peak(), args.time_limit)
     for place, size in memory.items():
         say(f'{place}: peak {size / 1e9:.3f} GB')
     say(f'train | {speed:.3f} samples/sec')
@@ -169,11 +169,11 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
 
 
-def of_every_rank(place, size):
+def of_every_rank(place, size, time_limit):
     """The place of every rank, and its number. (torch's all_gather_object would run whatever a stranger sends.)"""
     told = [[size, *place.encode()[:LONGEST].ljust(LONGEST)]]
     if ranks() > 1:
-        told = of_all(told[0], Group())
+        told = of_all(told[0], Group(time_limit=time_limit))
     return {bytes(text).decode(errors='replace').rstrip(): number for number, *text in told}
 
 
