@@ -45,7 +45,8 @@ def parse():
     add = parser.add_argument_group('how').add_argument
     add('--way', choices=WAYS, required=True, help='ddp: every rank has the model, and rows of its own. pipeline: '
         'every rank has layers. hybrid: pipelines side by side. plain: one process, to compare with')
-    add('--grid', metavar='RxS', help='of hybrid: replicas x stages (a replica a node, on a single node two)')
+    add('--grid', metavar='RxS', help='of hybrid: replicas x stages (a replica a node; on a single node '
+        'two, or one if the ranks are odd)')
     add('--num_microbatches', type=count, metavar='N', help='of a pipeline, a mini-batch (4 a stage)')
     add('--balance', type=layers, metavar='N,N,...', help='layers of each stage (about as many parameters each)')
     add('--schedule', default='1f1b', metavar='NAME', help='of a pipeline: gpipe, 1f1b, zb-h1, ... (1f1b)')
@@ -151,7 +152,7 @@ class Saves:
 def conclude(args, way, say, losses, seconds):
     """Print speed and memory, and write the report."""
     speed = len(seconds) * args.batchsize / sum(seconds) if seconds else 0.0
-    memory = of_every_rank(way.place, peak())
+    memory = of_every_rank(way.place, peak(), args.time_limit)
     for place, size in memory.items():
         say(f'{place}: peak {size / 1e9:.3f} GB')
     say(f'train | {speed:.3f} samples/sec')
@@ -168,11 +169,11 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
 
 
-def of_every_rank(place, size):
+def of_every_rank(place, size, time_limit):
     """The place of every rank, and its number. (torch's all_gather_object would run whatever a stranger sends.)"""
     told = [[size, *place.encode()[:LONGEST].ljust(LONGEST)]]
     if ranks() > 1:
-        told = of_all(told[0], Group())
+        told = of_all(told[0], Group(time_limit=time_limit))
     return {bytes(text).decode(errors='replace').rstrip(): number for number, *text in told}
 
 

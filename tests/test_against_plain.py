@@ -73,5 +73,15 @@ def test_what_is_wrong_elsewhere_is_told_apart(case: Case) -> None:
     assert 'point elsewhere (cosine -1.00)' in case.said(loss, other)
     assert case.said(loss, dict.fromkeys(gradients)).startswith('gradients are 0 times')
     name = random.choice([*gradients])
+    for wrong in (float('nan'), float('inf')):
+        overflown = {**gradients, name: gradients[name] * wrong}
+        assert case.said(loss, overflown).startswith('there are infinities or NaNs in the gradients, ')
+        assert case.said(loss * wrong, gradients).startswith('there are infinities or NaNs in the loss, ')
     with pytest.raises(ValueError, match=f"{name!r} is in one of both only"):
         case.said(loss, {other: gradient for other, gradient in gradients.items() if other != name})
+
+
+def test_where_the_plain_model_itself_has_no_finite_loss_that_is_what_is_said(case: Case) -> None:
+    loss, gradients = case.right()
+    case.x[0] = float('nan')
+    assert case.said(loss, gradients).startswith("the plain model's own loss or gradients are not finite")

@@ -156,7 +156,8 @@ def test_replicas_may_be_the_ranks_of_a_group() -> None:
 
 def _late(told: str) -> str:
     """Rank 1 stays until rank 0 has been told: else it is told that rank 1 ended."""
-    model, until = DataParallel(network(1), time_limit=1.0), time.monotonic() + 60
+    model, until = DataParallel(network(1)), time.monotonic() + 60
+    model._group.time_limit = 1.0   # now that both are here
     if dist.get_rank() == 1:
         while not os.path.exists(told) and time.monotonic() < until:
             time.sleep(0.05)

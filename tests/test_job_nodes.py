@@ -2,15 +2,18 @@
 
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from fewgpu.workshop import failed
+from fewgpu.workshop import failed, torchrun
 from fewgpu.workshop.failed import Failed
 from fewgpu.workshop.store import NoStore, address_here, find_store, interface_of, open_store
 from tests.programs import posix, program, programs_in
@@ -101,3 +104,28 @@ def test_the_first_of_those_that_failed_by_themselves_is_the_cause(tmp_path: Pat
             assert status == 0 and said.startswith(f'Rank {left[0].rank} on node{left[0].rank} lost another rank')
     failed.forget(tmp_path)
     assert failed.all_of(tmp_path) == []
+
+
+class Ended:
+    """What torchrun knows of ranks that failed."""
+
+    def __init__(self, **codes: int) -> None:
+        self.failures = {int(name[1:]): SimpleNamespace(exitcode=code) for name, code in codes.items()}
+
+
+@pytest.mark.parametrize('code, status, why', [(-signal.SIGKILL, 128 + signal.SIGKILL, 'it was killed by SIGKILL'),
+                                               (7, 7, 'it died with exit status 7')])
+def test_a_rank_that_fails_when_others_ended_long_ago_is_the_cause(tmp_path: Path, code: int, status: int,
+                                                                   why: str) -> None:
+    ranks, now = torchrun._Ranks(torchrun._Asked.__new__(torchrun._Asked), tmp_path, range(2)), time.monotonic()
+    ranks._gone = {0: now - 1000.0, 1: now}
+    assert torchrun._status_of(Ended(r1=code), tmp_path, ranks) == status
+    word, = failed.all_of(tmp_path)
+    assert word.rank == 1 and word.status == status and word.why.startswith(why)
+
+
+def test_a_rank_that_had_to_be_killed_long_after_another_failed_is_not_the_cause(tmp_path: Path) -> None:
+    ranks, now = torchrun._Ranks(torchrun._Asked.__new__(torchrun._Asked), tmp_path, range(2)), time.monotonic()
+    ranks._gone = {0: now - 1000.0, 1: now}
+    assert torchrun._status_of(Ended(r0=7, r1=-signal.SIGKILL), tmp_path, ranks) == 7
+    assert [word.rank for word in failed.all_of(tmp_path)] == [0]

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,8 @@ def start(kit: Path) -> Iterator[Callable[..., Started]]:
     yield one
     for job in jobs:
         for process in job.processes() if Path('/proc').exists() else [job.process.pid]:
-            os.kill(process, signal.SIGKILL)
+            with suppress(ProcessLookupError):   # it may end meanwhile
+                os.kill(process, signal.SIGKILL)
         job.process.wait()
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,8 @@ class Run:
     def clear(self) -> None:
         """Whatever a test that failed has left."""
         for pid in self.processes().values():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):   # it may end meanwhile
+                os.kill(pid, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
         self._reader.join(PATIENCE)

@@ -74,5 +74,12 @@ def test_messages_that_wait_for_a_busy_receiver_say_nothing_of_their_link(machin
         assert seconds == pytest.approx(2e-3 + machine.costs.message[min(source, stage)] / 1e8, rel=1e-6)
 
 
+def test_a_stage_that_takes_no_time_is_neither_slow_nor_the_fastest() -> None:
+    idle = Costs(F=[1.0, 0.0, 1.0], B=[2.0, 0.0, 2.0])
+    timelines = [simulate(with_messages(gpipe(3, 4)), idle)]
+    for expected in (idle, Costs(F=1.0, B=2.0)):
+        assert slow_device(timelines, expected) == '' and slownesses(timelines, expected).keys() == {0, 2}
+
+
 def test_no_timeline_no_sentence() -> None:
     assert slow_device([], Costs()) == slow_link([], Costs()) == '' and slownesses([], Costs()) == {}

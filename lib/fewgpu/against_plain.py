@@ -46,6 +46,8 @@ def against_plain(plain: nn.Module, loss_fn: Callable[[Any, Any], torch.Tensor],
         right.backward()
     own = _in_a_row(learned, gradients)
     plains = _in_a_row(learned, {name: each.grad for name, each in learned.items()})
+    if said := _not_finite(own, plains, loss, right):
+        return said
     ratio, of_losses = _ratio(own.norm(), plains.norm()), _ratio(loss, right)
     rows = rows_of(x)
     counts = {'the number of micro-batches': chunks, 'the number of ranks': ranks,
@@ -67,6 +69,20 @@ def _in_a_row(learned: Mapping[str, nn.Parameter], gradients: Mapping[str, torch
     each = [torch.zeros_like(parameter) if gradients[name] is None else gradients[name]
             for name, parameter in learned.items()]
     return torch.cat([gradient.detach().cpu().double().reshape(-1) for gradient in each])
+
+
+def _not_finite(own: torch.Tensor, plains: torch.Tensor, loss: Any, right: Any) -> str:
+    """Where there are infinities or NaNs, which have no ratio."""
+    is_finite = {what: bool(torch.as_tensor(each).isfinite().all()) for what, each in (
+        ('plain', plains), ('plain loss', right), ('gradients', own), ('loss', loss))}
+    if not is_finite['plain'] or not is_finite['plain loss']:
+        return ('the plain model\'s own loss or gradients are not finite (infinite, or NaN): compare with weights and '
+                'a mini-batch for which they are')
+    for what in ('gradients', 'loss'):
+        if not is_finite[what]:
+            return (f'there are infinities or NaNs in the {what}, and none in the plain model\'s: look for a number '
+                    f'that is too large for its dtype, or for memory that nobody has filled')
+    return ''
 
 
 def _ratio(own: Any, plain: Any) -> float:

@@ -65,7 +65,7 @@ class Call(str):
 def difference(rank: int, mine: str, peer: int, theirs: str) -> DifferentCalls | None:
     """What to raise, if two heads tell of different calls; None if they tell of the same one, or are not to be
     compared ('': nothing is known; or one rank is some calls ahead, which is no fault)."""
-    if not mine or not theirs:
+    if mine.count('|') < 2 or theirs.count('|') < 2:   # whoever reaches the store may have written something else
         return None
     (my_number, my_words, my_site), (number, words, site) = (head.split('|', 2) for head in (mine, theirs))
     if my_number != number or my_words == words:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from itertools import accumulate
 
 from fewgpu.schedule.garbage import no_garbage
-from fewgpu.trace import Span
+from fewgpu.trace import EXCHANGE, Span
 from fewgpu.trace_files import AVERAGING, TraceError
 from fewgpu.trace_merge import Merged
 
@@ -64,7 +64,7 @@ class Causes:
                     self.sender[number] = inside[-1] if inside else NONE
             for number in work:
                 if self.spans[number].op.kind == 'recv':
-                    done = [a for a in exchanges if self.spans[a].op.kind == 'A'
+                    done = [a for a in exchanges if self.spans[a].op.kind == EXCHANGE
                             and self.spans[a].end <= self.spans[number].end]
                     if done:
                         self.sender[number], self.arrived[number] = done[-1], self.spans[done[-1]].end
@@ -73,13 +73,13 @@ class Causes:
     def _meet(self) -> None:
         groups = defaultdict(list)
         for number, span in enumerate(self.spans):
-            if span.op.kind in 'UA':
+            if span.op.kind in ('U', EXCHANGE):
                 row = self.rows[number]
                 groups[span.op[:3], self.merged.parts[row]].append(number)
         data_parallel = self.merged.schedule['name'] == AVERAGING
         for (op, _), members in groups.items():
             pipelines = {self.merged.pipelines[self.rows[number]] for number in members}
-            if len(members) > 1 and (op[0] == 'A' if data_parallel else len(pipelines) == len(members)):
+            if len(members) > 1 and (op[0] == EXCHANGE if data_parallel else len(pipelines) == len(members)):
                 self.meeting |= dict.fromkeys(members, tuple(members))
 
     def _order(self) -> list[int]:

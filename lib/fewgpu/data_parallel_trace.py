@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from fewgpu.collectives import Group, all_gather
 from fewgpu.schedule import Message, Op
+from fewgpu.trace import EXCHANGE
 from fewgpu.trace_files import AVERAGES, AVERAGING, BUCKET, RankTrace, Recorded, Row, write
 from fewgpu.trace_save import run_id
 
@@ -95,7 +96,14 @@ class Recorder:
         self._exchanges.append(Recorded(Op('recv', 0, number, Message(BUCKET, 0, 0, number)), min(self._free, start),
                                         start, arrived=asked))
         self._free = self._meet(start, job)
-        self._exchanges.append(Recorded(Op('A', 0, number), start, self._free, size=size))
+        self._exchanges.append(Recorded(Op(EXCHANGE, 0, number), start, self._free, size=size))
+
+    def sat_out(self, exchanges: int) -> None:
+        """The others have trained a step, with so many exchanges in which this rank had no rows: steps and exchanges
+        are counted alike on all ranks."""
+        self._step += 1
+        self._met += exchanges
+        self._begin()
 
     def compare_clocks(self) -> None:
         """All ranks are just through with the same all-reduce, so they come to this exchange at nearly the same time,
@@ -125,9 +133,10 @@ class Recorder:
         return any(id(parameter) in self._own for group in optimizer.param_groups for parameter in group['params'])
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the trace of the latest step. Raises ValueError if there was none."""
+        """Write the trace of the latest step. Raises ValueError if there was none, or none with rows of this rank."""
         if not self._work:
-            raise ValueError('there is no trace yet: let the model train a step before save_trace')
+            raise ValueError('there is no trace yet: let the model train a step before save_trace, with rows on every '
+                             'rank')
         rank, members = dist.get_rank(), tuple(dist.get_process_group_ranks(self._group.process_group))
         rows = [Row(2 * self._group.rank, f'rank {rank}', tuple(self._work)),
                 Row(2 * self._group.rank + 1, f'rank {rank} link', tuple(self._exchanges))]

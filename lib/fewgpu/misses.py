@@ -21,6 +21,7 @@ from fewgpu.calls import Call, DifferentCalls, difference
 PATIENCE = 1.0            # seconds of a wait, until calls are compared
 _LOOK, _IDLE = 0.25, 5.0   # seconds between two looks; until the thread ends
 _MOST = 10_000            # bytes of a value in the store
+_GONE = RuntimeError, ValueError   # of a store that has gone with its rank, or of a process that has left its group
 
 
 class Misses:
@@ -36,7 +37,7 @@ class Misses:
     def follow(self, peer: int, late: bool) -> int | DifferentCalls:
         """The end of the chain of who waits for whom, after `peer`; or that ranks call different things. `late`:
         this rank has waited until its time limit."""
-        with suppress(RuntimeError):   # the store may have gone with its rank
+        with suppress(*_GONE):
             self._store.set(f'{self._names}/misses/{self._me}', str(peer))
             if late:   # the time limits of the others pass at about the same time
                 time.sleep(0.5)
@@ -52,7 +53,7 @@ class Misses:
 
     def compare(self, wait: 'Wait') -> bool:
         """Tell what this rank calls; does another one call something else? All raise the first difference."""
-        with suppress(RuntimeError):
+        with suppress(*_GONE):
             heads = [*self._heads(wait, self._me)]
             for name, head in heads if not wait.is_told else ():   # once: a healthy wait may take hours
                 self._store.set(f'{self._names}/calls/{name} {self._me}', head)

@@ -132,6 +132,7 @@ class Reducer:
                 for which in range(len(self._parts)):
                     self._reduce(which)
                 if self.recorder:
+                    self.recorder.sat_out(1 + len(self._parts))
                     self.recorder.compare_clocks()
 
         self._thread.submit(go_on).result()

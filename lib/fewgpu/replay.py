@@ -6,7 +6,7 @@ from functools import cached_property
 
 from fewgpu.causes import NONE, Causes
 from fewgpu.schedule.garbage import no_garbage
-from fewgpu.trace import WAITS
+from fewgpu.trace import EXCHANGE, WAITS
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Replay:
                 ends[number] = max(start, came) + rest[number] * change.handling
             elif number in meeting:
                 last = max(map(begin, meeting[number]))
-                scale = change.flight if kinds[number] == 'A' else 1.0
+                scale = change.flight if kinds[number] == EXCHANGE else 1.0
                 ends[number] = max(start, last + rest[number] * scale)
             elif kinds[number] in WAITS:
                 ends[number] = start + old[number] * change.handling

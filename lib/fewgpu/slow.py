@@ -24,8 +24,8 @@ def slow_device(timelines: Iterable[Timeline], costs: Costs) -> str:
     """The device that takes longer than its share, in a sentence; '' if there is none.
 
     `costs` say what an operation of each stage should take; only their proportions count, as all devices may be
-    slower or faster than whatever they were measured on. A device is slow if, for the same, it takes CLEARLY as
-    long as the fastest.
+    slower or faster than whatever they were measured on. A device is slow if, for the same, it takes CLEARLY times
+    as long as the fastest. On ranks take `gather_trace()`: a rank's own `trace` has one device only.
     """
     timelines = list(timelines)
     slowness = slownesses(timelines, costs)
@@ -43,7 +43,8 @@ def slow_device(timelines: Iterable[Timeline], costs: Costs) -> str:
 
 
 def slownesses(timelines: Sequence[Timeline], costs: Costs) -> dict[int, float]:
-    """By device: its fastest operations of every kind and stage, over what they should take."""
+    """By device: its fastest operations of every kind and stage, over what they should take. Left out are devices
+    whose operations take, or should take, no time."""
     fastest: dict[int, dict[tuple[str, int], float]] = defaultdict(dict)
     for timeline in timelines:
         for device, row in enumerate(timeline.rows):
@@ -51,8 +52,8 @@ def slownesses(timelines: Sequence[Timeline], costs: Costs) -> dict[int, float]:
                 key = span.op.kind, span.op.stage
                 if key[0] not in (*WAITS, 'U'):
                     fastest[device][key] = min(span.seconds, fastest[device].get(key, span.seconds))
-    return {device: sum(spans.values()) / sum(costs.of(*key) for key in spans)
-            for device, spans in fastest.items()}
+    taken = {device: (sum(spans.values()), sum(costs.of(*key) for key in spans)) for device, spans in fastest.items()}
+    return {device: seconds / expected for device, (seconds, expected) in taken.items() if seconds and expected}
 
 
 def _ms(slowness: float, costs: Costs, stages: Sequence[int]) -> str:
@@ -63,8 +64,9 @@ def _ms(slowness: float, costs: Costs, stages: Sequence[int]) -> str:
 def slow_link(timelines: Iterable[Timeline], costs: Costs) -> str:
     """The link whose messages take longer than latency and bytes / bandwidth of `costs`, in a sentence; '' if none.
 
-    `costs.message` has the bytes between stages. A link is slow if its fastest message takes CLEARLY as long as it
-    should, and NOISE seconds more.
+    `costs.message` has the bytes between stages. A link is slow if its fastest message takes CLEARLY times as long as
+    it should, and NOISE seconds more. All devices must have one clock: across machines merge saved traces first
+    (`fewgpu.trace_merge.load(...).timeline`).
     """
     found = []
     for (source, stage), seconds in transits(timelines).items():

@@ -9,19 +9,20 @@
 
 Slurm asks by TERM when a job is cancelled or preempted, and by USR1 some time before its time limit, where the job says
 `#SBATCH --signal=B:USR1@60`. A signal reaches the ranks at different moments: one may be in step 7 when another has
-begun step 8. So after every step they tell each other what they have noted, a number a rank:
+begun step 8. So after every step they tell each other what they have noted, a number a rank (2: TERM):
 
-    rank 0   step 7 ── 0 ┐          step 8 ──── 0 ┐
-    rank 1   step 7 ── 0 ┴ 0: go on step 8 ─!─ 15 ┴ 15: all stop after step 8
+    rank 0   step 7 ── 0 ┐          step 8 ─── 0 ┐
+    rank 1   step 7 ── 0 ┴ 0: go on step 8 ─!─ 2 ┴ 2: all stop after step 8
 """
 
 import signal
 from types import FrameType
 
-#: What asks a run to stop. The larger number counts where both come: TERM, after which nothing goes on.
+#: What asks a run to stop. Where both come the last of them counts: TERM, after which nothing goes on. (Numbers of
+#: signals would not do: that of TERM is the larger one on Linux, and the smaller one on macOS.)
 SIGNALS = tuple(getattr(signal, name) for name in ('SIGUSR1', 'SIGTERM') if hasattr(signal, name))
 
-_noted = 0   # the signal of this process, 0 for none
+_noted = 0   # the place in SIGNALS, from 1, of what has come to this process; 0 for nothing
 _before: dict[signal.Signals, object] = {}   # the handlers that are to come back
 
 
@@ -38,7 +39,7 @@ def listen() -> None:
 
 def _note(number: int, frame: FrameType | None) -> None:
     global _noted
-    _noted = max(_noted, number)
+    _noted = max(_noted, SIGNALS.index(number) + 1)
 
 
 class Stopping:
@@ -60,13 +61,9 @@ class Stopping:
         """
         noted = _noted
         if self._group:
-            import torch
-
-            from fewgpu.collectives import all_reduce
-            told = torch.tensor([noted])
-            all_reduce(told, self._group, 'max')
-            noted = int(told)
-        return signal.Signals(noted) if noted else None
+            from fewgpu.alike import of_all
+            noted = max(told for told, in of_all([noted], self._group))
+        return SIGNALS[noted - 1] if noted else None
 
     def close(self) -> None:
         """Forget what was noted; the signals do again what they did before."""

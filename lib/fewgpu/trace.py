@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from fewgpu.schedule import Op
 
 WAITS = ('send', 'recv')   # a device that sends or receives is not busy
+EXCHANGE = 'A'             # of gradients: what replicas do besides the operations of a schedule
 
 
 class Span(NamedTuple):

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
-from statistics import median
+from statistics import median, median_low
 from typing import NamedTuple
 
 from fewgpu.causes import NONE, Causes
@@ -16,7 +16,7 @@ from fewgpu.replay import Change, Replay
 from fewgpu.schedule import with_recompute
 from fewgpu.schedule.named import schedule_maker
 from fewgpu.simulate import simulate
-from fewgpu.trace import WAITS, Timeline
+from fewgpu.trace import EXCHANGE, WAITS, Timeline
 from fewgpu.trace_files import AVERAGING
 
 WORTH = 1.005        # a gain below half a percent is none
@@ -60,7 +60,7 @@ def _changes(replay: Replay) -> Iterator[tuple[Change, str, str]]:
 
 def _computes(replay: Replay, number: int) -> bool:
     """Is an operation computation alone? (In one that meets others the device waits for them.)"""
-    return replay.causes.spans[number].op.kind not in (*WAITS, 'A') and number not in replay.causes.meeting
+    return replay.causes.spans[number].op.kind not in (*WAITS, EXCHANGE) and number not in replay.causes.meeting
 
 
 def _work(replay: Replay) -> dict[int, float]:
@@ -103,7 +103,7 @@ def _stragglers(replay: Replay) -> Iterator[tuple[Change, str, str]]:
         stages = frozenset(span.op.stage for span in merged.timeline.rows[row])
         alike[stages, merged.parts[row]].append(row)
     for rows in alike.values():
-        usual = min(sorted(work[row] for row in rows)[:(len(rows) + 1) // 2][-1:] or [0.0])
+        usual = median_low(work[row] for row in rows)
         for row in rows if len(rows) > 1 else ():
             if usual > 0 and work[row] > SLOWER * usual:
                 name = merged.timeline.names[row]

@@ -1,6 +1,5 @@
 """A rank saves the trace of its latest step: its spans, and what tells how its clock differs from others'."""
 
-import functools
 import os
 import time
 import uuid
@@ -72,7 +71,6 @@ def on_host_clock(row: Iterable[tuple], device: Device) -> list[tuple]:
             for op, start, end, *more in row]
 
 
-@functools.cache
 def run_id() -> str:
     """The same on all ranks that torch.distributed has, another one in every other run."""
     own = uuid.uuid4().hex

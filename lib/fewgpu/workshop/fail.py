@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fewgpu.trace import WAITS, Timeline
-from fewgpu.workshop.failures import EXCHANGE, FAULTS, Outcome, module, run, summary
+from fewgpu.trace import EXCHANGE, WAITS, Timeline
+from fewgpu.workshop.failures import FAULTS, Outcome, module, run, summary
 
 _SEEDS = 10_000
 MEANING = {'U': 'updates', EXCHANGE: 'exchanges of gradients'}

@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,7 @@ def _status_of(error: Any, run: Path, ranks: '_Ranks') -> int:
     """The exit status, as a shell has it, of the rank of this node that failed first. Ranks that died without a word
     are written down."""
     failures = {rank: failure.exitcode for rank, failure in error.failures.items()}
-    ended_here = ranks.ended_late()   # which torchrun does to those that are left when one has failed
+    ended_here = ranks.ended_late(failures)   # which torchrun does to those that are left when one has failed
     for rank, code in failures.items():
         if code < 0 and rank not in ended_here:
             hint = ' (the system does that when memory runs out)' if -code == signal.SIGKILL else ''
@@ -141,7 +141,7 @@ def _status_of(error: Any, run: Path, ranks: '_Ranks') -> int:
     deadline = time.monotonic() + _LAST_WORDS
     while all(one.is_of_another for one in failed.all_of(run)):
         if time.monotonic() > deadline:   # nobody knows another cause than those who had to be killed
-            for rank in ended_here & {rank for rank, code in failures.items() if code == -signal.SIGKILL}:
+            for rank in (rank for rank in ended_here if failures[rank] == -signal.SIGKILL):
                 Failed(rank, node_here(), 1, f'it hung: others waited for it in vain, and in {_GRACE} s it did not end '
                                              f'when it was told to').leave(run)
             break
@@ -180,11 +180,12 @@ class _Ranks:
             ended.set()
             worker.join()
 
-    def ended_late(self) -> set[int]:
-        """Those that ended well after the first one did."""
+    def ended_late(self, failed: Collection[int]) -> set[int]:
+        """Of the ranks that failed those that ended well after the first of them. (Others may have come to their end
+        long before.)"""
         now = time.monotonic()
-        first = min(self._gone.values(), default=now)
-        return {rank for rank in self._own if self._gone.get(rank, now) > first + _GRACE / 2}
+        ends = {rank: self._gone.get(rank, now) for rank in failed}
+        return {rank for rank, end in ends.items() if end > min(ends.values()) + _GRACE / 2}
 
     def _look(self) -> None:
         for rank in self._own:

@@ -12,7 +12,7 @@ from rich.console import Console
 from fewgpu.causes import Causes
 from fewgpu.critical_path import Link, critical_path
 from fewgpu.plot.looks import LOOKS, Look, time_unit
-from fewgpu.trace import WAITS
+from fewgpu.trace import EXCHANGE, WAITS
 from fewgpu.trace_advice import advise
 from fewgpu.trace_chrome import to_chrome
 from fewgpu.trace_figures import figures
@@ -24,7 +24,8 @@ from fewgpu.workshop.writable import make_writable, written
 MOST_IN_PICTURE = 12_000       # operations: a picture takes a millisecond for each
 SUFFIXES = ('.svg', '.png', '.pdf')
 MOST_TURNS, MOST_ADVICE = 9, 5
-LOOKS.setdefault('A', Look('all-reduce', '#cfe3c3', '#5d8a45', '\\\\\\\\'))   # only traces of data parallelism have it
+# Only traces of data parallelism have it.
+LOOKS.setdefault(EXCHANGE, Look('all-reduce', '#cfe3c3', '#5d8a45', '\\\\\\\\'))
 
 
 def trace(
@@ -45,6 +46,10 @@ def trace(
         causes = Causes(merged)
     except TraceError as error:
         raise typer.BadParameter(str(error)) from None
+    count = sum(map(len, merged.timeline.rows))
+    if picture is not None and count > MOST_IN_PICTURE:
+        raise typer.BadParameter(f'a picture of {count} operations would be grey (at most {MOST_IN_PICTURE}): take '
+                                 f'--html, in which one can zoom')
     path, console = critical_path(causes), Console(highlight=False)
     show(console, causes, path)
     _write(console, causes, path, html, chrome, picture)
@@ -156,7 +161,7 @@ def _turns(path: Sequence[Link]) -> Iterator[tuple[int, list[Link]]]:
 def _what(link: Link) -> str:
     if link.kind == 'lost':
         return 'lost between operations'
-    if link.kind != 'op' or link.op.kind == 'A':
+    if link.kind != 'op' or link.op.kind == EXCHANGE:
         return 'messages and exchanges'
     return 'packing and unpacking' if link.op.kind in WAITS else 'computing'
 
@@ -191,10 +196,6 @@ def _write(console: Console, causes: Causes, path: Sequence[Link], html: Path | 
             file.write(to_chrome(merged.timeline, pipelines=[*zip(merged.pipelines, merged.parts)]).encode())
         written_files.append(('For Perfetto', chrome))
     if picture is not None:
-        count = sum(map(len, merged.timeline.rows))
-        if count > MOST_IN_PICTURE:
-            raise typer.BadParameter(f'a picture of {count} operations would be grey (at most {MOST_IN_PICTURE}): '
-                                     f'take --html, in which one can zoom')
         from fewgpu.workshop.trace_picture import picture as draw   # matplotlib takes its time
         with written(picture, '--picture') as file:
             one = figures(causes)

@@ -28,7 +28,6 @@ from fewgpu.trace import Timeline
 #: The module of 'slow-link' is slow_link. Loud ones raise by themselves, silent ones are found by a check.
 FAULTS: Sequence[str] = ('straggler', 'slow-link', 'rank-killed', 'mismatched-collective', 'out-of-memory',
                          'wrong-loss-scale', 'forgotten-sync')
-EXCHANGE = 'A'   #: of gradients: what replicas do besides the operations of a schedule
 
 
 @dataclass(frozen=True)

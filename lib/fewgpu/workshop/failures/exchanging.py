@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fewgpu.collectives import Group, all_gather, all_reduce, broadcast
-from fewgpu.workshop.failures import EXCHANGE
+from fewgpu.trace import EXCHANGE
 from fewgpu.workshop.failures.ranks import Diary, descend, replica
 
 STEPS = 3   # it happens in the last step

@@ -10,7 +10,8 @@ from torch import nn
 
 from fewgpu.collectives import Group, all_reduce
 from fewgpu.drift import Drift
-from fewgpu.workshop.failures import EXCHANGE, Outcome
+from fewgpu.trace import EXCHANGE
+from fewgpu.workshop.failures import Outcome
 from fewgpu.workshop.failures.ranks import Diary, descend, on_ranks, replica
 
 RANKS, STEPS = 3, 4

@@ -53,7 +53,7 @@ def _left(file: Path) -> list[tuple[Op, float, float]]:
 
 class Diary:
     """What a replica does, `with diary.notes('F', step): ...`; left in the folder at the end, whatever the end is.
-    Kinds are those of `Op`, and EXCHANGE."""
+    Kinds are those of `Op`, and `fewgpu.trace.EXCHANGE`."""
 
     def __init__(self, folder: str) -> None:
         self._folder, self._noted = folder, []

@@ -29,8 +29,8 @@ class Cables(Link):
         super().__init__(LATENCY, BANDWIDTH)
         self._links = links
 
-    def wait(self, value: Any, sent: float, device: int) -> None:
-        self._links[device].wait(value, sent, device)
+    def wait(self, value: Any, sent: float, device: int) -> float:
+        return self._links[device].wait(value, sent, device)
 
 
 def run(random: Random, *, fault: bool = True) -> Outcome:

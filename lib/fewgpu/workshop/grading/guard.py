@@ -18,7 +18,7 @@ from typing import Any
 
 _OTHERS = ('random', 'math', 'json', 'json.encoder', 'json.decoder', 'copy', 'operator', 'functools', 'itertools',
            'fractions', 'collections', 'dataclasses', 'hashlib', 'torch', 'torch.functional', 'torch.nn.functional',
-            'torch.autograd', 'torch.autograd.graph', 'torch.overrides')
+           'torch.autograd', 'torch.autograd.graph', 'torch.overrides')
 _CLASSES = ('random.Random', 'json.JSONEncoder', 'torch.Tensor', 'torch.nn.Module', 'torch.nn.Parameter')
 _NEARBY = ('fewgpu.workshop.grading', 'fewgpu.workshop.graders', 'fewgpu.workshop.practice')
 _OF_TORCH = ('equal', 'allclose', 'isclose', 'is_tensor', 'tensor', 'Tensor', 'abs', 'sum', 'cat', 'stack')
