@@ -235,3 +235,13 @@ def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     while any(Path(f'/proc/{rank}').exists() for rank in ranks) and time.monotonic() < until:
         time.sleep(0.02)
     assert not any(Path(f'/proc/{rank}').exists() for rank in ranks) and not [*tmp_path.iterdir()]
+
+
+def test_a_closed_standard_input_gives_no_answer(monkeypatch):
+    import typer
+    from rich.console import Console
+
+    from fewgpu.workshop.fail import _ask
+    monkeypatch.setattr('sys.stdin', None)
+    with pytest.raises(typer.BadParameter, match='no answer came'):
+        _ask(Console(file=io.StringIO()))

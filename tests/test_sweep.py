@@ -159,3 +159,26 @@ def test_array_on_slurm_makes_one_table_whoever_ends_last(slurm: Slurm, slurm_ki
     job = slurm.submit(slurm_kit, '--array=0', 'jobs/job_sweep.sh', *flags)
     assert job.wait() == 'COMPLETED', job.output
     assert (slurm_kit / 'out' / 'run-0.json').read_text() != before and 'submit with --array=0-1' in job.output
+
+
+@pytest.mark.parametrize('name, text', [
+    ('run-0.end', '[1]'), ('run-0.end', '{}'), ('run-0.json', '{"x": 1}'), ('run-0.json', '[]'), ('run-0.json', '{')])
+def test_broken_reports_count_as_missing(tmp_path, name, text):
+    import json
+
+    from fewgpu.workshop.sweep import read
+    (tmp_path / 'grid.json').write_text(json.dumps({'script': 'a.py', 'flags': {'--x': ['1', '2']}}))
+    (tmp_path / 'run-0.end').write_text('{"status": 0, "said": ""}')
+    (tmp_path / 'run-0.json').write_text('{"samples_per_second": 1.0, "memory": [{"peak": 1}]}')
+    assert read(tmp_path)[1][0].speed == 1.0
+    (tmp_path / name).write_text(text)
+    run = read(tmp_path)[1][0]
+    assert run.report is None and run.note
+
+
+@pytest.mark.parametrize('text', ['{', '[]', '{}', '{"script": "a", "flags": {"--x": 1}}'])
+def test_a_broken_grid_is_named(tmp_path, text):
+    from fewgpu.workshop.sweep import read
+    (tmp_path / 'grid.json').write_text(text)
+    with pytest.raises(ValueError, match='grid.json is broken: run the sweep again'):
+        read(tmp_path)

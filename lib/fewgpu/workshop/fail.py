@@ -82,16 +82,17 @@ def _ask(console: Console) -> str:
     """One of FAULTS. Raises BadParameter where nobody can be asked again."""
     for number, name in enumerate(FAULTS, 1):
         console.print(f'  {number}  {name}')
+    asks = sys.stdin is not None and sys.stdin.isatty()   # a closed one is None
     while True:
-        if sys.stdin.isatty():
+        if asks:
             text = typer.prompt('Its number or name')
         else:
-            text = sys.stdin.readline()
+            text = sys.stdin.readline() if sys.stdin is not None else ''
             if not text:
                 raise typer.BadParameter('no answer came: give its name on standard input, or --answer to be told')
         if fault := _meant(text.strip().lower()):
             return fault
-        if not sys.stdin.isatty():
+        if not asks:
             raise typer.BadParameter(f'the answer is a number from 1 to {len(FAULTS)} or a name, not {text.strip()!r}')
         console.print(f'A number from 1 to {len(FAULTS)}, or a name.')
 

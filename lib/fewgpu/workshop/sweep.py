@@ -91,12 +91,15 @@ class Run:
     @property
     def note(self) -> str:
         """Why there are no figures; empty if there are."""
-        return 'has not ended' if self.end is None else 'failed' if self.failed else ''
+        if self.end is None:
+            return 'has not ended'
+        return 'failed' if self.failed else '' if self.report else 'its report is missing or broken'
 
 
 def read(folder: Path) -> tuple[Grid, list[Run]]:
-    """The sweep of a folder. Raises FileNotFoundError if it is none."""
-    grid = Grid(**json.loads((folder / 'grid.json').read_text(encoding='utf-8')))
+    """The sweep of a folder; what is broken counts as missing. Raises FileNotFoundError if it is none, ValueError if
+    its grid is broken."""
+    grid = _grid(folder / 'grid.json')
 
     def stored(name: str) -> dict[str, Any] | None:
         try:
@@ -107,9 +110,34 @@ def read(folder: Path) -> tuple[Grid, list[Run]]:
     runs = []
     for number, values in enumerate(grid.runs()):
         end = stored(f'run-{number}.end')
+        if not (isinstance(end, dict) and isinstance(end.get('status'), int)):
+            end = None
         report = stored(f'run-{number}.json') if end and end['status'] == 0 else None
+        if not _is_report(report):
+            report = None
         runs.append(Run(number, values, report, end))
     return grid, runs
+
+
+def _grid(file: Path) -> Grid:
+    try:
+        grid = Grid(**json.loads(file.read_text(encoding='utf-8')))
+        fits = isinstance(grid.script, str) and isinstance(grid.flags, dict) and all(
+            isinstance(values, list) and all(isinstance(value, str) for value in values)
+            for values in grid.flags.values())
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise ValueError(f'{file} is broken: run the sweep again, into another folder')
+    return grid
+
+
+def _is_report(report: Any) -> bool:
+    try:
+        return isinstance(report['samples_per_second'], int | float) and all(
+            isinstance(device['peak'], int | float) for device in report['memory'])
+    except (KeyError, TypeError):
+        return False
 
 
 def table(grid: Grid, runs: Sequence[Run]) -> Table:
@@ -157,7 +185,7 @@ def conclude(folder: Path, console: Console) -> int:
         for run in runs:
             if run.failed:
                 where.print(f'Run {run.number} ({grid.name(run.number)}) failed with exit status {run.end["status"]}: '
-                            f'{run.end["said"]}', soft_wrap=True, markup=False)
+                            f'{run.end.get("said", "")}', soft_wrap=True, markup=False)
     with written(folder / 'sweep.txt', 'FOLDER') as file:
         file.write(page.file.getvalue().encode())
     draw(grid, runs, folder / 'sweep.png')
@@ -172,5 +200,9 @@ def sweep(folder: Annotated[Path, typer.Argument(help='Where the sweep is, such 
     """Make the table and the picture of a sweep again; ends with 1 if one of its runs failed."""
     if not (folder / 'grid.json').is_file():
         raise typer.BadParameter(f'{folder} has no grid.json: name the folder of a sweep, as job_sweep.sh prints it')
+    try:
+        read(folder)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     make_writable('FOLDER', [folder / 'sweep.txt', folder / 'sweep.png'])
     raise typer.Exit(conclude(folder, Console(highlight=False)))
