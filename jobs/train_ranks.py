@@ -132,7 +132,9 @@ class Saves:
 
     def load(self):
         """Go on from what was found; the losses until then."""
-        before = self.found.own()['more']['settings']
+        before = self.found.own().get('more', {}).get('settings')
+        if before is None:
+            raise SystemExit(f'{self.args.checkpoints} holds checkpoints of another program: choose another folder')
         for name, value in self.settings.items():
             if before[name] != value:
                 raise SystemExit(f'{self.args.checkpoints} is of a run with --{name} {before[name]}, and this one has '
