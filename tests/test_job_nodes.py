@@ -101,3 +101,16 @@ def test_the_first_of_those_that_failed_by_themselves_is_the_cause(tmp_path: Pat
             assert status == 0 and said.startswith(f'Rank {left[0].rank} on node{left[0].rank} lost another rank')
     failed.forget(tmp_path)
     assert failed.all_of(tmp_path) == []
+
+
+@posix
+def test_a_rank_that_has_done_its_work_is_not_killed_by_what_asks_it_to_end(tmp_path: Path) -> None:
+    late = tmp_path / 'late.py'
+    late.write_text('import os, signal, sys\n'
+                    'class Late:\n'
+                    '    def __del__(self, kill=os.kill, me=os.getpid(), number=signal.SIGTERM):\n'
+                    '        kill(me, number)\n'
+                    'sys.late = Late()   # lives until Python ends\n')
+    done = subprocess.run([sys.executable, '-m', 'fewgpu.workshop.rank', str(tmp_path), str(late)],
+                          env={**os.environ, 'RANK': '0'}, timeout=300)
+    assert done.returncode == 0 and not failed.all_of(tmp_path)
