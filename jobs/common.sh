@@ -4,8 +4,8 @@ root=$(cd "$root" && pwd)
 
 # Slurm tells a job to end before it ends it; bash does this once the command has ended that runs now.
 told_to_end() {
-    echo "Slurm ended this job early: it was cancelled (scancel), or its time was over. Submit it with more time" \
-        "(sbatch --time=02:00:00 SCRIPT), or give it less to do (--samples 5000)." >&2
+    echo "Slurm ended this job early: it was cancelled (scancel), or its time was over. In that case submit it with more" \
+        "time (sbatch --time=02:00:00 SCRIPT), or give it less to do (a smaller --samples)." >&2
     exit 143
 }
 [[ -z ${SLURM_JOB_ID:-} ]] || trap told_to_end TERM

@@ -88,7 +88,8 @@ conclude() {
         fi
     fi
     signal=$(cat "$run/stopped" 2>/dev/null)
-    if [[ -n $lost && ${SLURM_RESTART_COUNT:-0} -lt 5 || -z $lost && $status == 0 && $signal == SIGUSR1 ]]; then
+    # (Who has saved in time may still be cut off before all of it has ended.)
+    if [[ -n $lost && ${SLURM_RESTART_COUNT:-0} -lt 5 || -z $lost && $signal == SIGUSR1 ]]; then
         start_again && exit 0
         echo "It is not started again. To go on, submit it with --checkpoints $run/checkpoints"
     fi

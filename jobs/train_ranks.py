@@ -27,6 +27,7 @@ from fewgpu.stopping import Stopping
 from fewgpu.workshop.ways import WAYS, build, rank, ranks
 
 LONGEST = 200   # bytes of a place that are told
+MEETING = 300   # seconds to wait for a rank at the start: importing torch from a shared disk may take minutes
 
 
 def parse():
@@ -49,7 +50,7 @@ def parse():
         'two, or one if the ranks are odd)')
     add('--num_microbatches', type=count, metavar='N', help='of a pipeline, a mini-batch (4 a stage)')
     add('--balance', type=layers, metavar='N,N,...', help='layers of each stage (about as many parameters each)')
-    add('--schedule', default='1f1b', metavar='NAME', help='of a pipeline: gpipe, 1f1b, zb-h1, ... (1f1b)')
+    add('--schedule', metavar='NAME', help='of a pipeline: gpipe, 1f1b, zb-h1, ... (1f1b)')
     add('--time_limit', type=float, default=60.0, metavar='SECONDS', help='to wait for another rank (60)')
     add = parser.add_argument_group('output').add_argument
     add('--checkpoints', type=Path, metavar='FOLDER', help='save there, and go on from what is there (none)')
@@ -59,6 +60,12 @@ def parse():
     args = parser.parse_args()
     if args.grid and args.way != 'hybrid':
         parser.error(f'--grid is of --way hybrid, not of {args.way}: leave it out')
+    for name in ('num_microbatches', 'balance', 'schedule'):
+        if args.way in ('ddp', 'plain') and getattr(args, name) is not None:
+            parser.error(f'--{name} is of pipelines, not of --way {args.way}: leave it out')
+    args.schedule = args.schedule or '1f1b'
+    if args.checkpoints and (args.checkpoints.exists() and not args.checkpoints.is_dir()):
+        parser.error(f'--checkpoints {args.checkpoints} is no folder: name one, or one that can be made')
     return args
 
 
@@ -75,7 +82,7 @@ def layers(text):
 def main():
     args = parse()
     if args.way != 'plain':
-        verify_met(args.time_limit)     # the ranks of torchrun meet
+        verify_met(max(args.time_limit, MEETING))   # the ranks of torchrun meet
     torch.manual_seed(args.seed)        # the same first weights everywhere
     way = WAYS[args.way](args, build(args.arch))
     with naming(way.place):

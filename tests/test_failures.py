@@ -127,8 +127,9 @@ def test_without_a_name_the_seven_are_listed_with_how_to_use_it() -> None:
     assert re.findall(r'^([a-z-]+)  +[A-Z].*\?', answer.output, re.MULTILINE) == [*FAULTS]
 
 
-def test_a_fault_by_name_is_shown_explained_and_no_question_asked() -> None:
-    answer = invoke('wrong-loss-scale')
+@pytest.mark.parametrize('name', ['wrong-loss-scale', 'Wrong_Loss'])
+def test_a_fault_by_name_is_shown_explained_and_no_question_asked(name: str) -> None:
+    answer = invoke(name)
     assert answer.exit_code == 0
     order = [answer.output.index(part) for part in (
         'wrong-loss-scale', 'CPU 0', 'The kit says:', 'gradients are', 'What it was:', 'What to change:')]
@@ -144,7 +145,7 @@ def test_a_quiz_does_not_give_it_away_and_says_right_or_wrong_and_why(given: str
     assert 'wrong-loss-scale' not in asked.partition('1  straggler')[0] and 'gradients are' in asked
     assert answer.exit_code == (not is_right)
     assert ('Right: it is wrong-loss-scale' in told) == is_right and ('No: it is wrong-loss-scale' in told) != is_right
-    assert 'What it was:' in told and f'--quiz {seed}' in told
+    assert 'What it was:' in told and f'--quiz {seed}' in asked
     if not is_right:
         assert told.count(' shows: ') == 2
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
+from fewgpu.meeting import PeerError, come_together
 from fewgpu.workshop import failed, torchrun
 from fewgpu.workshop.failed import Failed
 from fewgpu.workshop.store import NoStore, address_here, find_store, interface_of, open_store
@@ -129,3 +131,27 @@ def test_a_rank_that_had_to_be_killed_long_after_another_failed_is_not_the_cause
     ranks._gone = {0: now - 1000.0, 1: now}
     assert torchrun._status_of(Ended(r0=7, r1=-signal.SIGKILL), tmp_path, ranks) == 7
     assert [word.rank for word in failed.all_of(tmp_path)] == [0]
+
+
+@posix
+def test_a_rank_that_has_done_its_work_is_not_killed_by_what_asks_it_to_end(tmp_path: Path) -> None:
+    late = tmp_path / 'late.py'
+    late.write_text('import os, signal, sys\n'
+                    'class Late:\n'
+                    '    def __del__(self, kill=os.kill, me=os.getpid(), number=signal.SIGTERM):\n'
+                    '        kill(me, number)\n'
+                    'sys.late = Late()   # lives until Python ends\n')
+    done = subprocess.run([sys.executable, '-m', 'fewgpu.workshop.rank', str(tmp_path), str(late)],
+                          env={**os.environ, 'RANK': '0'}, timeout=300)
+    assert done.returncode == 0 and not failed.all_of(tmp_path)
+
+
+def test_a_rank_that_came_too_late_is_the_cause_and_no_node_is_gone(tmp_path: Path, capsys) -> None:
+    store = dist.HashStore()
+    for rank in (0, 1):   # rank 1 comes when rank 0 has given up
+        with pytest.raises(PeerError) as caught:
+            come_together(store, rank, [0, 1], 'start', 0.2)
+        Failed.by(caught.value, rank).leave(tmp_path)
+    assert failed.main(tmp_path, 1) == 1
+    said = capsys.readouterr().out
+    assert said.startswith('Rank 1 on') and 'too late: rank 0 has waited 0.2 s for it' in said and 'gone' not in said

@@ -188,6 +188,8 @@ def test_wrong_flags_get_a_sentence(flags: list[str], tmp_path: Path) -> None:
             (['--batchsize', 'none'], "argument --batchsize: must be a whole number, 1 or more, not 'none'"),
             (['--batchsize', '1000'], '128 samples are no mini-batch of 1000: choose a smaller --batchsize'),
             (['--grid', '1x2'], '--grid is of --way hybrid, not of plain: leave it out'),
+            (['--balance', '1,5'], '--balance is of pipelines, not of --way plain: leave it out'),
+            (['--checkpoints', '/dev/null'], '--checkpoints /dev/null is no folder: name one, or one that can be made'),
             ([*kept, '--seed', '1'], 'a run with --seed 0, and this one has 1: take the same, or another folder')):
         with pytest.raises(AssertionError) as said:
             plain_losses(tmp_path, flags, *wrong)

@@ -26,6 +26,7 @@ class PeerError(RuntimeError):
     """A rank that is waited for is gone, or late. `peer` is its rank (among all ranks)."""
 
     is_of_another_rank = True   # see fewgpu.launch: it raises that rank's own error, if it left one
+    came_late = False           # it is this rank for which others have waited in vain
 
     def __init__(self, message: str, peer: int = -1) -> None:   # the default lets it be unpickled
         super().__init__(message)
@@ -89,8 +90,10 @@ def _late(end: str, me: int, what: str) -> PeerError:
                          f'writes: does another program use its port?')
     waited, seconds, missing = end.split('/')
     if str(me) in missing.split(', '):
-        return PeerError(f'rank {me} comes to {what} too late: rank {waited} has waited {seconds} s for it, and given '
-                         f'up', int(waited))
+        error = PeerError(f'rank {me} comes to {what} too late: rank {waited} has waited {seconds} s for it, and given '
+                          f'up', int(waited))
+        error.came_late = True
+        return error
     company = '' if int(waited) == me else f', and rank {me} with it'
     return PeerError(f'after {seconds} s rank {waited} still waits for rank {missing} to {what}{company}',
                      int(missing.split(', ')[0]))

@@ -32,12 +32,12 @@ def fail(
         return _quiz(console, _seed(name), answer)
     if not name:
         return _list(console)
-    if name not in FAULTS:
+    if not (fault := _meant(name.lower())):
         raise typer.BadParameter(f'there is no fault {name}; there are {", ".join(FAULTS)}')
-    console.print(f'[bold]{name}[/]: {summary(name)}')
-    outcome = run(name, Random(SystemRandom().randrange(_SEEDS)))
+    console.print(f'[bold]{fault}[/]: {summary(fault)}')
+    outcome = run(fault, Random(SystemRandom().randrange(_SEEDS)))
     _show(console, outcome)
-    _explain(console, name, outcome)
+    _explain(console, fault, outcome)
 
 
 def _seed(text: str) -> int:
@@ -60,7 +60,7 @@ def _quiz(console: Console, seed: int, answer: bool) -> None:
     """Exit code 1 for a wrong answer."""
     random = Random(seed)
     name = random.choice(FAULTS)
-    console.print('A training with a fault: which one is it?')
+    console.print(f'A training with a fault: which one is it? [dim](fail --quiz {seed} repeats it.)[/]')
     outcome = run(name, random)
     _show(console, outcome)
     if answer:
@@ -74,7 +74,6 @@ def _quiz(console: Console, seed: int, answer: bool) -> None:
         console.print(f'How {given} shows: {module(given).SIGN}.', soft_wrap=not console.is_terminal)
         console.print(f'How {name} shows: {module(name).SIGN}.', soft_wrap=not console.is_terminal)
     _explain(console, name, outcome)
-    console.print(f'Repeat it with: ./workshop.py fail --quiz {seed}', style='dim')
     raise typer.Exit(given != name)
 
 

@@ -37,7 +37,8 @@ class Failed:
     def by(cls, error: BaseException, rank: int) -> Self:
         """This rank, by an error of its own or by news of another rank."""
         why = [f'{type(error).__name__}: {error}', *getattr(error, '__notes__', [])]
-        return cls(rank, node_here(), 1, '\n'.join(why), getattr(error, 'is_of_another_rank', False))
+        is_of_another = getattr(error, 'is_of_another_rank', False) and not getattr(error, 'came_late', False)
+        return cls(rank, node_here(), 1, '\n'.join(why), is_of_another)
 
     def leave(self, folder: Path) -> None:
         """Write it down for the job, unless this rank has left word before."""

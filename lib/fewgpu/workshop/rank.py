@@ -7,6 +7,7 @@ last lines show it (see `fewgpu.workshop.failed`); and it ends with the process 
 
 import os
 import runpy
+import signal
 import sys
 import threading
 import time
@@ -49,6 +50,8 @@ def main(folder: Path, program: str, arguments: list[str]) -> None:
         status, word = 1, Failed.by(error, rank)
         word.leave(folder)   # first this: others fail with us, and then we may be killed
         print(word.why if word.is_of_another else _traced(error), file=sys.stderr)
+    for number in stopping.SIGNALS:   # Slurm tells a job to end more than once; Python gives its handlers back
+        signal.signal(number, signal.SIG_IGN)
     sys.stdout.flush()
     sys.stderr.flush()
     pid_of(folder, rank).unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from fewgpu.workshop.failures.pipelines import DEVICES, MESSAGE, PACE, costs, sh
 
 LATENCY, BANDWIDTH = 2e-3, 1e7       # of links: seconds, bytes a second
 SLOW = 0.020                         # seconds that a message takes on the slow one
+TRIES = 4
 SIGN = ('all devices compute equally fast, but between the end of an operation and the start of the next stage\'s '
         'there is a gap, always at the same two stages')
 WHAT = ('The link between stages {link} and {next} had a bandwidth of {had:.3g} MB/s, not the {wanted:.3g} MB/s of all '
@@ -42,7 +43,10 @@ def run(random: Random, *, fault: bool = True) -> Outcome:
 
     devices = [Device('cpu', index=to, pace=PACE, link=Cables({source: link(source, to) for source in range(DEVICES)}))
                for to in range(DEVICES)]
-    steps, expected = some_steps(devices), costs(latency=LATENCY, bandwidth=BANDWIDTH)
-    message = slow_link(steps, expected) or slow_device(steps, expected)
+    steps, expected, message = [], costs(latency=LATENCY, bandwidth=BANDWIDTH), ''
+    for _ in range(TRIES if fault else 1):   # on a busy machine a receiver may be later than its message each time
+        steps += some_steps(devices)
+        if message := slow_link(steps, expected) or slow_device(steps, expected):
+            break
     return Outcome(f'a pipeline of {DEVICES} stages', shortest(steps), message, {
         'link': slow, 'next': slow + 1, 'had': MESSAGE / SLOW / 1e6, 'wanted': BANDWIDTH / 1e6})
