@@ -26,6 +26,7 @@ KILLS = int(os.environ.get('FEWGPU_KILLS', 50))
 PATIENCE = 120.0   # seconds, on a machine that does much else
 MARK = 'FEWGPU_KILLED_RUN'
 FOR_EVER = 10**6
+TOLD = re.compile(r'^(?:\[rank \d+\] )?step (\d+)$', re.MULTILINE)   # a whole line: errors name steps, too
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != 'linux', reason='processes are looked up in /proc')]
 
@@ -72,7 +73,7 @@ class Run:
 
     def steps(self) -> int:
         """How many steps were taken, by all ranks together."""
-        return len(re.findall(r'\bstep \d+', self.said))
+        return len(TOLD.findall(self.said))
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
         until = time.monotonic() + PATIENCE
@@ -121,7 +122,7 @@ def verify(run: Run, ranks: int, at_least: int) -> int:
     assert not [each for each in listed if each.name.endswith('-damaged')]
     for each, step in zip(listed, steps):
         assert len(read_parts(each, step)) == ranks and step % EVERY == 0
-    told = [int(step) // EVERY * EVERY for step in re.findall(r'\bstep (\d+)', run.said)]
+    told = [int(step) // EVERY * EVERY for step in TOLD.findall(run.said)]
     newest = max(steps, default=0)
     assert newest >= max([at_least, *told])
     return newest

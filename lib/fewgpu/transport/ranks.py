@@ -1,7 +1,7 @@
 """Devices as ranks: each process runs one row of the schedule, and messages go over the wire.
 
-Every wait has a time limit, and then tells where all the others are. An error of one rank is told
-to all, and a connection that breaks tells that its rank died.
+Every wait has a time limit, and then tells where all the others are. An error of one rank is told to all, and a
+connection that breaks tells that its rank died.
 """
 
 import atexit
@@ -42,10 +42,9 @@ class Ranks:
     for another rank. Messages travel in a process group of their own (gloo; what lives on a GPU goes by way of the
     host's memory: NCCL would make a receive that is posted early hold up the GPU's computation. Not tested on GPUs).
 
-    After an error all members' Ranks are of no more use: each further step raises RankFailed.
-
-    Raises RuntimeError without torch.distributed, ValueError for wrong members, or if one of them makes
-    another class, Deadlock if one does not come in time.
+    After an error all members' Ranks are of no more use: each further step raises RankFailed. Raises RuntimeError
+    without torch.distributed, ValueError for wrong members, or if one of them makes another class, Deadlock if one does
+    not come in time.
     """
 
     def __init__(self, members: Sequence[int] | None = None, *, time_limit: float = 60.0) -> None:
@@ -57,15 +56,15 @@ class Ranks:
                              f'{len(world)} there are, this one (rank {dist.get_rank()}) among them')
         self.index, self.size = self.members.index(dist.get_rank()), len(self.members)
         self.time_limit = time_limit
-        self._changed = threading.Condition()   # never held while a mailbox is asked for something
+        self._changed = threading.Condition()   # never held while a mailbox is asked for something, or `_telling` taken
         self.step, self._tells = 0, 0            # `step`: how many were begun
+        self._telling = threading.RLock()
         self._begun = [(0, '')] * self.size      # of each member the latest step, and its schedule
         self._told: dict[int, Any] = {}
         self._early: dict[int, list[tuple[Message, Parcel]]] = {}   # by step
         self._mailboxes: weakref.WeakValueDictionary[int, RankMailbox] = weakref.WeakValueDictionary()
         self._left: set[int] = set()             # who said goodbye
-        self._error: RankFailed | None = None
-        self._doing = _OUTSIDE                   # when not in a step
+        self._error, self._doing = None, _OUTSIDE   # a RankFailed; what it does when not in a step
         self.peers: dict[int, Peer] = {}         #: the connections, by row
         self._connect()
         atexit.register(self.close)   # its threads must not meet an interpreter that is gone
@@ -93,8 +92,8 @@ class Ranks:
         Raises RankFailed after an error, ValueError if the schedule has not a row a member.
         """
         if len(schedule.rows) != self.size:
-            raise ValueError(f'the schedule {schedule.name} has {len(schedule.rows)} rows, but there '
-                             f'are {self.size} ranks, to run one each')
+            raise ValueError(f'the schedule {schedule.name} has {len(schedule.rows)} rows, but there are {self.size} '
+                             f'ranks, to run one each')
         plan = (f'{schedule.name} with {schedule.stages} stages, {schedule.micro_batches} micro-batches '
                 f'and {sum(map(len, schedule.rows))} operations')
         with self._changed:
@@ -127,15 +126,16 @@ class Ranks:
         """Tell all the others of an error here: they stop at their next wait. The first counts."""
         sentence = str(error) if isinstance(error, RankFailed) else (
             f'{self._names([self.index])} failed in step {self.step}: {described(error)}')
-        if self._stop(RankFailed(sentence)):
-            self._tell_all(Message(_ERROR, -1, -1, -1), sentence)
-            with contextlib.suppress(RuntimeError):   # the store may be gone
+        with self._telling, contextlib.suppress(RuntimeError):   # the store may be gone
+            if self._stop(RankFailed(sentence)):
+                self._tell_all(Message(_ERROR, -1, -1, -1), sentence)
                 self._signs.leave_word(sentence)
 
     def close(self) -> None:
         """Leave the others, who may still finish what they have all messages for."""
         atexit.unregister(self.close)
-        self._stop(RankFailed(f'the Ranks of {self._names([self.index])} are closed'))
+        with self._telling:   # an error that stopped this rank reaches the others before its goodbye
+            self._stop(RankFailed(f'the Ranks of {self._names([self.index])} are closed'))
         for peer in self.peers.values():
             peer.close()
         self._signs.close()
@@ -176,8 +176,8 @@ class Ranks:
 
     def _late(self, doing: str, rows: set[int]) -> Exception:
         for row in rows & self._left:
-            return RankFailed(f'{self.gone(row)}, but {self._names([self.index])} {doing}: all ranks '
-                              f'must take the same steps')
+            own = self._names([self.index])
+            return RankFailed(f'{self.gone(row)}, but {own} {doing}: all ranks must take the same steps')
         signs = self.look()
         where = ', '.join(f'{self._names([row])} {signs.get(row, "cannot be asked")}' for row in rows)
         return Deadlock(f'after {self.time_limit:g} s {self._names([self.index])} {doing}: {where}')
