@@ -13,8 +13,8 @@ from fewgpu.trace import Timeline
 
 DEVICES, CHUNKS, LAYERS = 3, 4, 4   # of the pipeline; micro-batches; linear layers of a stage
 WIDTH, ROWS = 256, 16               # of a layer; of a micro-batch
-PACE = 0.05                         # of a core for each device: what else runs here then hardly shows in their times
-WARM_UP, STEPS = 2, 12
+PACE = 0.1                          # of a core for each device: what else runs here then hardly shows in their times
+STEPS = 10
 MESSAGE = ROWS * WIDTH * 4          # bytes between two stages
 BACKWARDS = [2 - 1 / LAYERS, 2.0, 2.0]   # of the stages, over a forward: the first one's input needs no gradient
 
@@ -39,10 +39,21 @@ def pipeline(devices: Sequence[Device], **arguments: Any) -> Pipeline:
 def some_steps(devices: Sequence[Device]) -> list[Timeline]:
     """Timelines of a few steps, when all is warm."""
     pipe, x, steps = pipeline(devices), mini_batch(), []
-    for _ in range(WARM_UP + STEPS):
+    warm_up(pipe, x)
+    for _ in range(STEPS):
         pipe.step(x, x)
         steps.append(pipe.trace)
-    return steps[WARM_UP:]
+    return steps
+
+
+def warm_up(pipe: Pipeline, x: torch.Tensor) -> None:
+    """One step at full speed: torch's first use of anything takes long, and a pace would make it 1 / pace as long."""
+    paces = [device.pace for device in pipe.devices]
+    for device in pipe.devices:
+        device.pace = None
+    pipe.step(x, x)
+    for device, pace in zip(pipe.devices, paces):
+        device.pace = pace
 
 
 def shortest(steps: Sequence[Timeline]) -> Timeline:

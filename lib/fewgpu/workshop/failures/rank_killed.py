@@ -13,7 +13,7 @@ from torch import nn
 from fewgpu.device import Device
 from fewgpu.pipeline import Pipeline
 from fewgpu.workshop.failures import Outcome
-from fewgpu.workshop.failures.pipelines import CHUNKS, LAYERS, PACE, mini_batch, stages
+from fewgpu.workshop.failures.pipelines import CHUNKS, LAYERS, PACE, mini_batch, stages, warm_up
 from fewgpu.workshop.failures.ranks import leave, of_pipeline, on_ranks
 
 RANKS, STEPS = 2, 3   # the rank dies in the last step
@@ -67,7 +67,8 @@ def _train(folder: str, victim: int, kind: str, chunk: int) -> None:
     trap.spring = die
     x = mini_batch()
     try:
-        for _ in range(STEPS):
+        warm_up(pipe, x)
+        for _ in range(1, STEPS):
             pipe.step(x, x)
     finally:
         leave(folder, of_pipeline(pipe._spans))

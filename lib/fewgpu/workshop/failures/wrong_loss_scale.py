@@ -11,7 +11,7 @@ from torch import nn
 from fewgpu.against_plain import against_plain
 from fewgpu.device import Device
 from fewgpu.workshop.failures import Outcome
-from fewgpu.workshop.failures.pipelines import DEVICES, PACE, mini_batch, pipeline
+from fewgpu.workshop.failures.pipelines import DEVICES, PACE, mini_batch, pipeline, warm_up
 
 SIGN = ('the picture is that of a healthy run, and nothing fails: only the length of the gradients is another one than '
         'the plain model\'s, by a factor that is a count')
@@ -32,9 +32,9 @@ def run(random: Random, *, fault: bool = True) -> Outcome:
     devices = [Device('cpu', index=index, pace=PACE) for index in range(DEVICES)]
     pipe = pipeline(devices, loss_fn=lambda output, target: plain(output, target) * times, chunks=chunks)
     x, before = mini_batch(chunks), copy.deepcopy(pipe.module)
-    for _ in range(2):   # the first one warms up
-        pipe.module.zero_grad()
-        loss = pipe.step(x, x)
+    warm_up(pipe, x)
+    pipe.module.zero_grad()
+    loss = pipe.step(x, x)
     gradients = {name: parameter.grad for name, parameter in pipe.module.named_parameters()}
     message = against_plain(before, plain, x, x, loss, gradients, chunks=chunks)
     return Outcome(f'a pipeline of {DEVICES} stages', pipe.trace, message, {
