@@ -103,7 +103,7 @@ def _slow_but_healthy(seed: int) -> int:
 
 
 def test_ranks_that_come_late_to_the_same_calls_are_told_nothing() -> None:
-    launch(_slow_but_healthy, 2, args=(random.randrange(10**6),))
+    assert all(launch(_slow_but_healthy, 2, args=(random.randrange(10**6),)))   # bytes that both have sent
 
 
 def test_calls_are_compared_by_number_and_words_and_by_nothing_else() -> None:

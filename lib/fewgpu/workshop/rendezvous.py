@@ -38,7 +38,7 @@ class SlurmRendezvous(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        pass
+        """Nobody else may come anyway: there is one meeting."""
 
     def shutdown(self) -> bool:
         return True

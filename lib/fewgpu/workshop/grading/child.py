@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -65,6 +65,7 @@ class _Child:
         self._checks, self._sentences, self._seed, self.write = checks, sentences, seed, write
 
     def grade(self, file: Path, folder: Path, forbidden: tuple[str, ...]) -> None:
+        @cache   # it is asked of a few files, at every call of what is forbidden
         def is_learners(name: str) -> bool:
             return Path(name).parent == file.parent
 

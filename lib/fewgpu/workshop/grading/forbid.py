@@ -73,10 +73,11 @@ def hide_graders() -> None:
 def forbid_processes(is_learners: IsLearners) -> None:
     """From now on in this process, the learner's file cannot start another, by whatever way."""
     def refuse(event: str, arguments: tuple) -> None:
-        # In a thread of the file's own nothing of it need be left on the stack.
-        in_thread = threading.current_thread() is not threading.main_thread()
-        if event in _STARTS and (in_thread or is_behind(sys._getframe(1), is_learners)):
-            raise StartsProcess(event)
+        if event in _STARTS:
+            # In a thread of the file's own nothing of it need be left on the stack.
+            in_thread = threading.current_thread() is not threading.main_thread()
+            if in_thread or is_behind(sys._getframe(1), is_learners):
+                raise StartsProcess(event)
 
     def refuse_start(self: Any) -> None:
         if is_behind(sys._getframe(1), is_learners):
