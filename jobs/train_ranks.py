@@ -117,7 +117,8 @@ def train(args, way):
             break
     conclude(args, way, say, losses, seconds[2:] or seconds)   # the first steps fill caches
     if asked and len(losses) < steps:
-        say(f'Stopped by {asked.name} after step {len(losses)} of {steps}: {saves.how_to_go_on()}')
+        why = ' (the time limit is near)' if asked.name == 'SIGUSR1' else ''
+        say(f'Stopped by {asked.name}{why} after step {len(losses)} of {steps}: {saves.how_to_go_on()}')
         if rank() == 0 and args.stopped:
             args.stopped.write_text(f'{asked.name}\n', encoding='utf-8')
 

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from collections.abc import Generator
 
 import pytest
 import torch
@@ -59,6 +60,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     seed = item.config.getoption('hypothesis_seed')
     random.seed(seed)
     torch.manual_seed(random.getrandbits(63))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """After every test the signals do what they did before: a command of the kit that a test calls takes some of them
+    for the rest of its process, which is ours."""
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        return (yield)
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) != handler:
+                signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

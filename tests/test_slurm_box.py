@@ -96,6 +96,12 @@ def test_box_starts_shows_itself_and_stops_without_leaving_anything(folder: Path
     assert sinfo(environment, '%N:%c:%G') == [f'node{n}:5:gpu:1' for n in (1, 2, 3)]
     shown = box('status', '--folder', str(folder))
     assert shown.returncode == 0 and shown.stdout.count('idle') == 3 and 'ended' not in shown.stdout
+    end, pipe = os.pipe()
+    os.close(end)   # `status | true`: nobody reads
+    unread = subprocess.run([sys.executable, str(BOX), 'status', '--folder', str(folder)], stdout=pipe,
+                            stderr=subprocess.PIPE, timeout=PATIENCE)
+    os.close(pipe)
+    assert unread.returncode == 128 + signal.SIGPIPE and not unread.stderr
     assert 'runs already' in complaint('start', '--folder', str(folder))
     assert box('stop', '--folder', str(folder)).returncode == 0
     assert not folder.exists() and not processes(str(folder))

@@ -94,10 +94,10 @@ def test_time_limits(slurm: Slurm, submit: Submit, flags: list[str], tmp_path: P
     for job, seconds in ((warned, 60), (ended, 5)):
         job.wait_for_words('step 5/')
         slurm.command('scontrol', 'update', f'jobid={job.id}', f'EndTime=now+{seconds}')
-    assert ended.wait() == 'TIMEOUT' and re.search(r'Stopped by SIG\w+ after step \d+ ', ended.output)
+    assert ended.wait() == 'TIMEOUT' and re.search(r'Stopped by SIG\w+.* after step \d+ ', ended.output)
 
     assert warned.wait() == 'COMPLETED', warned.output
-    steps = int(re.search(r'Stopped by SIGUSR1 after step (\d+) ', warned.output)[1])
+    steps = int(re.search(r'Stopped by SIGUSR1 \(the time limit is near\) after step (\d+) ', warned.output)[1])
     assert f'Job {warned.id} is back in the queue' in warned.output
     assert f'It goes on after step {steps}.' in warned.output and 5 <= steps < len(whole)
     assert losses_of(run_of(warned)) == whole

@@ -27,17 +27,16 @@ def test_signals_are_noted_and_term_counts_more() -> None:
 
 def test_afterwards_the_signals_do_what_they_did() -> None:
     seen = []
-    before = signal.signal(signal.SIGUSR1, lambda number, _: seen.append(number))
-    try:
-        with Stopping() as one:
-            with Stopping():   # made twice: the first handlers come back
-                signal.raise_signal(signal.SIGUSR1)
-            assert one.asked() is None and not seen
-        signal.raise_signal(signal.SIGUSR1)
-        assert seen == [signal.SIGUSR1]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    for number in SIGNALS:
+        signal.signal(number, lambda number, _: seen.append(number))
+    with Stopping() as one:
+        with Stopping():   # made twice: the first handlers come back
+            for number in SIGNALS:
+                signal.raise_signal(number)
+        assert one.asked() is None and not seen
+    for number in SIGNALS:
+        signal.raise_signal(number)
+    assert seen == list(SIGNALS)
 
 
 def test_only_the_main_thread_can_take_signals() -> None:

@@ -24,7 +24,9 @@ def main(arguments: list[str], usage: str) -> int:
     options = parser(usage).parse_args(arguments)
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        return options.do(options)
+        status = options.do(options)
+        sys.stdout.flush()
+        return status
     except BoxError as error:
         print(f'slurm-in-a-box: {error}', file=sys.stderr)
         return 1
@@ -32,6 +34,9 @@ def main(arguments: list[str], usage: str) -> int:
         return 128 + signal.SIGINT
     except Terminated:
         return 128 + signal.SIGTERM
+    except BrokenPipeError:   # of `status | head`, say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 class Terminated(BaseException):

@@ -95,12 +95,15 @@ def _is(ratio: float, wanted: float) -> bool:
 
 
 def _why(ratio: float, counts: Mapping[str, float]) -> str:
-    """Which count explains it, and what to do. (Of two that are alike the first one is named.)"""
-    for name, count in counts.items():
-        if count != 1 and _is(ratio, count):
-            return (f': that is {name}, {count:g}: something is added up that is to be averaged; weight each part '
-                    f'by its share of the rows')
-        if count != 1 and _is(ratio, 1 / count):
-            return (f': that is 1 over {name}, {count:g}: the loss is scaled twice; the engine weights the parts '
-                    f'itself, so leave your own division out')
+    """Which counts explain it, and what to do."""
+    if names := _fitting(ratio, counts):
+        return (f': that is {names}: something is added up that is to be averaged; weight each part by its share of '
+                f'the rows')
+    if ratio and (names := _fitting(1 / ratio, counts)):
+        return (f': that is 1 over {names}: the loss is scaled twice; the engine weights the parts itself, so leave '
+                f'your own division out')
     return ': all parts together must weigh 1, so look where the loss is scaled'
+
+
+def _fitting(ratio: float, counts: Mapping[str, float]) -> str:
+    return ', or '.join(f'{name}, {count:g}' for name, count in counts.items() if count != 1 and _is(ratio, count))

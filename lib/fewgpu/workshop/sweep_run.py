@@ -148,9 +148,11 @@ def is_last(folder: Path, array: str, environment: Mapping[str, str]) -> bool:
     for _ in range(3):
         try:
             asked = subprocess.run(ask, text=True, capture_output=True, timeout=60, env=dict(environment))
-            break
         except (OSError, subprocess.TimeoutExpired):
-            time.sleep(1)
+            asked = None
+        if asked and asked.returncode == 0:
+            break
+        time.sleep(1)
     else:
         return True
     ended = {path.name for path in (folder / f'ended-{array}').iterdir()}
