@@ -31,6 +31,12 @@ class Unpicklable(Exception):
         super().__init__(f'{first} and {second}')
 
 
+@pytest.fixture(autouse=True)
+def temporary_folder_of_our_own(tmp_path, monkeypatch) -> None:
+    """What other processes leave in the system's for a while is not ours."""
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+
+
 def leftovers() -> set[str]:
     return set(glob.glob(os.path.join(tempfile.gettempdir(), 'fewgpu-*')))
 

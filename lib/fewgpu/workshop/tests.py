@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from fewgpu.workshop import repository
+from fewgpu.workshop.machine import cores
+
+MOST_WORKERS = 4   # that run tests side by side; a test may start as many ranks
 
 
 def test(
@@ -42,6 +45,9 @@ def pytest_options(root: Path, everything: bool, extra: list[str]) -> list[str]:
         # What cells print is compared, but where they measure (see notebooks/source/make.py). They run in this
         # environment, whatever kernel they name, and solutions are graded in them.
         options += ['-p', 'tests.lessons', '--nbval', '--nbval-current-env', '--nbval-cell-timeout=180']
+        # Several files at once: half of the tests wait, for a rank or for a paced device, and leave their core idle.
+        if cores() > 1:
+            options += ['-n', str(min(cores(), MOST_WORKERS)), '--dist', 'loadfile']
     return [*options, *extra]
 
 
