@@ -18,8 +18,8 @@ from fewgpu.workshop.grading import child
 CAN_FORK = 'forkserver' in multiprocessing.get_all_start_methods()   # not on Windows
 _HOME = multiprocessing.get_context('forkserver' if CAN_FORK else None)
 if CAN_FORK:
-    # Also what most graders import before they begin, or look up to forbid it: a second and a half each time.
-    _HOME.set_forkserver_preload([child.__name__, 'fewgpu.workshop.blocks', 'torch.distributed.pipelining'])
+    # Also what most graders import before they begin: half a second each time.
+    _HOME.set_forkserver_preload([child.__name__, 'fewgpu.workshop.blocks'])
 _ONE_AT_A_TIME = threading.Lock()   # starting one asks how the others are, and only one may read how a process ended
 
 

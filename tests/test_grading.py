@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fewgpu.workshop.exercise import find
-from fewgpu.workshop.grading.forbid import HandedBack, forbid
+from fewgpu.workshop.exercise import all_exercises, find
+from fewgpu.workshop.grading.forbid import HandedBack, _named, forbid
 from fewgpu.workshop.grading.grade import KEPT_FIRST, KEPT_LAST, GraderError, grade
 from fewgpu.workshop.grading.verdict import BLOCKED, FAILED, Verdict
 from tests.forked import quick_popen
@@ -248,6 +248,39 @@ def test_package_that_is_not_installed_keeps_nothing_else_from_being_forbidden(
     forbid(['no_such_package.part.function', 'finished_answer.answer'], lambda file: file == __file__)
     with pytest.raises(HandedBack, match='finished_answer.answer'):
         finished_answer.answer()
+
+
+def test_every_forbidden_name_is_one_of_a_function_or_class() -> None:
+    for exercise in all_exercises():
+        for name in getattr(exercise.grader(), 'FORBIDDEN', ()):
+            assert list(_named(name)), name
+
+
+LATE = 'torch.distributed.pipelining.microbatch', 'torchgpipe', 'torch.distributed.pipelining.schedules.Schedule1F1B'
+WAYS = {   # how a learner's file gets at what nobody has imported before
+    'import a.b': 'import torch.distributed.pipelining.microbatch as m\nm.split_args_kwargs_into_chunks(1, 2, 3)',
+    'from a import b': 'from torch.distributed.pipelining.microbatch import TensorChunkSpec\nTensorChunkSpec(0)',
+    'from where it is imported': 'from torch.distributed.pipelining.schedules import merge_chunks\nmerge_chunks(1, 2)',
+    'by name': 'import importlib\nimportlib.import_module("torch.distributed.pipelining.microbatch").TensorChunkSpec(0)',
+    'once more': 'import importlib, torch.distributed.pipelining.microbatch as m\nimportlib.reload(m).TensorChunkSpec(0)',
+    'from a package': 'import torchgpipe\ntorchgpipe.GPipe(None, [])',
+    'from a part of it': 'from torchgpipe.microbatch import scatter\nscatter(1, 2)',
+    'a class of a module': 'from torch.distributed.pipelining import Schedule1F1B\nSchedule1F1B(1, 2)',
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('way', WAYS)
+def test_what_is_forbidden_is_imported_by_the_learner_s_file_alone_and_refused_then(way: str, tmp_path: Path) -> None:
+    (tmp_path / 'mine.py').write_text(WAYS[way])
+    (tmp_path / 'judge.py').write_text(
+        'import sys, torch\nfrom fewgpu.workshop.grading.forbid import HandedBack, _named, forbid\n'
+        f'forbid({LATE!r}, lambda file: file.endswith("mine.py"))\n'
+        'assert not {"torch.distributed.pipelining", "torchgpipe"} & {*sys.modules}\n'
+        'try: import mine\nexcept HandedBack as error: print("refused:", error)\n')
+    done = subprocess.run([sys.executable, 'judge.py'], cwd=tmp_path, text=True, capture_output=True,
+                          env={**os.environ, 'PYTHONPATH': str(Path(__file__).resolve().parents[1] / 'lib')})
+    assert re.match(rf'refused: ({"|".join(map(re.escape, LATE))})', done.stdout), done.stderr
 
 
 def test_fault_of_the_kit_is_not_put_down_to_the_learner(tmp_path: Path) -> None:

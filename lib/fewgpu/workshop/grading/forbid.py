@@ -13,12 +13,13 @@ import pkgutil
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import fewgpu
+from fewgpu.workshop.grading.later import not_imported, when_imported
 
 _STARTS = {'os.fork', 'os.forkpty', 'os.exec', 'os.posix_spawn', 'os.spawn', 'os.system', 'os.startfile', 'pty.spawn',
            'subprocess.Popen'}
@@ -36,13 +37,22 @@ class StartsProcess(BaseException):
     """The learner's file starts a process."""
 
 
-def forbid(names: Iterable[str], is_learners: IsLearners) -> None:
+def forbid(names: Collection[str], is_learners: IsLearners) -> None:
     """From now on in this process, calls from the learner's file to these raise `HandedBack`.
 
     A name is dotted: a module or package (all functions and classes that are defined in it), a class, a function or a
     method; of a package that is not installed nothing can be called. Raises ImportError or AttributeError if there is
-    no such thing in a package that is.
+    no such thing in a package that is. What is not imported yet is looked at when it is.
     """
+    late = {name: module for name in names if not name.startswith('fewgpu.') and (module := not_imported(name))}
+    _forbid([name for name in names if name not in late], is_learners)
+
+    def forbid_now(module: str) -> None:
+        _forbid([name for name in late if late[name] == module], is_learners)
+    when_imported(late.values(), forbid_now)
+
+
+def _forbid(names: Iterable[str], is_learners: IsLearners) -> None:
     everywhere: dict[int, Any] = {}
     for name in names:
         for public, owner, value in _named(name):
