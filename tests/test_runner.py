@@ -55,7 +55,8 @@ def test_a_learner_goes_from_the_first_exercise_to_the_last(course):
 
 
 def test_another_file_is_checked_but_not_noted_down(course, tmp_path):
-    mine = tmp_path / 'mine.py'
+    mine = tmp_path / ('m' * 80) / 'mine.py'   # longer than the terminal is wide
+    mine.parent.mkdir()
     mine.write_text(course.exercise(1).solution.read_text())
     done = course.run('check', '01', '--file', str(mine))
     assert done.returncode == 0 and done.stdout.startswith(f'Checking {mine}')

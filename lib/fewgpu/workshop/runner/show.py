@@ -28,7 +28,8 @@ class Screen:
 
     def begin(self) -> None:
         """First of all, which file it is that is graded."""
-        self._print(f'Checking {words.near(self._file, self._exercise.root)}', style='bold')
+        file = words.plain(f'Checking {words.near(self._file, self._exercise.root)}')
+        self._console.print(Text(file, 'bold'), soft_wrap=True)   # no path is cut, so that it can be copied
         self._print(f'Exercise {self._exercise.number:02}: {self._exercise.title}')
         self._console.print()
 
