@@ -3,20 +3,25 @@
 # run_ranks WAY GPU_FLAGS ARGUMENT...: train by jobs/train_ranks.py, with these flags first, so that the arguments
 # overrule them. --ranks N is for here: so many on each node of the job; without Slurm this machine is the only one.
 run_ranks() {
-    local way=$1 nodes=${SLURM_JOB_NUM_NODES:-1} ranks= arguments=() size gpus
+    local way=$1 nodes=${SLURM_JOB_NUM_NODES:-1} ranks= checkpoints= arguments=() size gpus
     choose_size "$2"
     shift 2
     while (($#)); do
         case $1 in
             --ranks) ranks=${2:-none}; shift ;;
             --ranks=*) ranks=${1#*=} ;;
-            *) arguments+=("$1") ;;
+            *)
+                [[ $1 == --checkpoints ]] && checkpoints=${2:-}
+                [[ $1 == --checkpoints=* ]] && checkpoints=${1#*=}
+                arguments+=("$1")
+                ;;
         esac
         (($#)) && shift
     done
     if [[ -z $ranks ]]; then   # one a GPU; at least two on a machine alone, and for a grid
         ranks=$gpus
         [[ $way == hybrid || $nodes == 1 ]] && ((ranks < 2)) && ranks=2
+        [[ $way == hybrid && $nodes == 1 ]] && ((!gpus)) && ranks=4
         ((ranks)) || ranks=1
     fi
     if [[ ! $ranks =~ ^[1-9][0-9]*$ ]]; then
@@ -28,11 +33,12 @@ run_ranks() {
     local run=local-$$
     [[ -n ${SLURM_JOB_ID:-} ]] && run=$SLURM_JOB_ID
     [[ -n ${SLURM_JOB_ID:-} && ${ENVIRONMENT:-} != BATCH ]] && run=$SLURM_JOB_ID-$$   # of salloc: runs of one job
-    run=$root/results/${SLURM_JOB_NAME:-$(basename "$0" .sh)}-$run
+    run=$(folder_of "$root/results/${SLURM_JOB_NAME:-$(basename "$0" .sh)}-$run")
     mkdir -p "$run" && rm -f "$run/stopped" || exit 1
 
+    [[ -n $checkpoints ]] || set -- --checkpoints "${checkpoints:=$run/checkpoints}"
     set -- "$python" -m fewgpu.workshop.torchrun --ranks "$ranks" --run "$run" "$root/jobs/train_ranks.py" \
-        --way "$way" --checkpoints "$run/checkpoints" --report "$run/report.json" --stopped "$run/stopped" \
+        --way "$way" "$@" --report "$run/report.json" --stopped "$run/stopped" \
         ${size[@]+"${size[@]}"} ${arguments[@]+"${arguments[@]}"}
     if [[ -n ${SLURM_JOB_ID:-} ]]; then
         echo "Job $SLURM_JOB_ID on ${SLURM_JOB_NODELIST:-$nodes nodes}, ranks on each node: $ranks. Output: $run"
@@ -42,7 +48,19 @@ run_ranks() {
         echo "Ranks on this machine: $ranks. Output: $run"
     fi
     wait_for "$@"
-    conclude "$run" $?
+    conclude "$run" "$checkpoints" $?
+}
+
+# folder_of NAME: this folder, or NAME-2, NAME-3, ... Numbers of jobs come again where a Slurm was set up anew, and what
+# an older job has left is neither ours to go on from nor to overwrite.
+folder_of() {
+    local folder=$1 number=1
+    if ((${SLURM_RESTART_COUNT:-0})); then   # ours is the last of them
+        while [[ -e $1-$((number + 1)) ]]; do folder=$1-$((++number)); done
+    else
+        while [[ -e $folder ]]; do folder=$1-$((++number)); done
+    fi
+    echo "$folder"
 }
 
 # wait_for COMMAND...: its exit status. Signals of this script are passed on to it.
@@ -77,9 +95,15 @@ start_again() {
     echo "Job $SLURM_JOB_ID is back in the queue, and will go on."
 }
 
-# conclude FOLDER STATUS: end the job, or have Slurm start it again where there is something to go on from.
+# how_to_go_on CHECKPOINTS: a sentence, if there are any (a name begins with the step).
+how_to_go_on() {
+    ! compgen -G "$1/[0-9]*" >/dev/null ||
+        echo "To go on after its last checkpoint, start it with the same arguments and --checkpoints $1"
+}
+
+# conclude FOLDER CHECKPOINTS STATUS: end the job, or have Slurm start it again where there is something to go on from.
 conclude() {
-    local run=$1 status=$2 lost= signal
+    local run=$1 checkpoints=$2 status=$3 lost= signal
     if ((status)); then
         if "$python" -m fewgpu.workshop.failed "$run" "$status"; then
             all_answer || lost=1   # else a rank hung, and would do so again
@@ -91,7 +115,9 @@ conclude() {
     # (Who has saved in time may still be cut off before all of it has ended.)
     if [[ -n $lost && ${SLURM_RESTART_COUNT:-0} -lt 5 || -z $lost && $signal == SIGUSR1 ]]; then
         start_again && exit 0
-        echo "It is not started again. To go on, submit it with --checkpoints $run/checkpoints"
+        echo "It is not started again. $(how_to_go_on "$checkpoints")"
+    elif ((status)); then
+        how_to_go_on "$checkpoints"
     fi
     if ((status)); then
         exit "$status"

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import torch
+import typer
 
 from fewgpu import data
 from fewgpu.alike import of_all
@@ -25,7 +26,9 @@ from fewgpu.checkpoint import Checkpoints, load_training_state, training_state
 from fewgpu.group import Group, verify_met
 from fewgpu.stopping import Stopping
 from fewgpu.workshop.ways import WAYS, build, rank, ranks
+from fewgpu.workshop.writable import make_writable
 
+ALIKE = 'arch', 'batchsize', 'samples', 'seed', 'datadir', 'lr', 'momentum'   # in a run that goes on
 LONGEST = 200   # bytes of a place that are told
 MEETING = 300   # seconds to wait for a rank at the start: importing torch from a shared disk may take minutes
 
@@ -47,7 +50,7 @@ def parse():
     add('--way', choices=WAYS, required=True, help='ddp: every rank has the model, and rows of its own. pipeline: '
         'every rank has layers. hybrid: pipelines side by side. plain: one process, to compare with')
     add('--grid', metavar='RxS', help='of hybrid: replicas x stages (a replica a node; on a single node '
-        'two, or one if the ranks are odd)')
+        'two, or one if the ranks are two or odd)')
     add('--num_microbatches', type=count, metavar='N', help='of a pipeline, a mini-batch (4 a stage)')
     add('--balance', type=layers, metavar='N,N,...', help='layers of each stage (about as many parameters each)')
     add('--schedule', metavar='NAME', help='of a pipeline: gpipe, 1f1b, zb-h1, ... (1f1b)')
@@ -64,8 +67,11 @@ def parse():
         if args.way in ('ddp', 'plain') and getattr(args, name) is not None:
             parser.error(f'--{name} is of pipelines, not of --way {args.way}: leave it out')
     args.schedule = args.schedule or '1f1b'
-    if args.checkpoints and (args.checkpoints.exists() and not args.checkpoints.is_dir()):
-        parser.error(f'--checkpoints {args.checkpoints} is no folder: name one, or one that can be made')
+    try:   # before hours of work
+        make_writable('--checkpoints', [], [args.checkpoints] if args.checkpoints else [])
+        make_writable('--report', [args.report] if args.report else [])
+    except typer.BadParameter as error:
+        parser.error(str(error))
     return args
 
 
@@ -84,7 +90,10 @@ def main():
     if args.way != 'plain':
         verify_met(max(args.time_limit, MEETING))   # the ranks of torchrun meet
     torch.manual_seed(args.seed)        # the same first weights everywhere
-    way = WAYS[args.way](args, build(args.arch))
+    try:
+        way = WAYS[args.way](args, build(args.arch))
+    except ValueError as error:   # flags that do not fit each other, or the ranks
+        raise SystemExit(str(error)) from None
     with naming(way.place):
         train(args, way)
 
@@ -102,7 +111,8 @@ def train(args, way):
     stop, saves, losses = Stopping(time_limit=args.time_limit), Saves(args, way), []
     if saves.found:
         losses = saves.load()
-        say(f'It goes on after step {len(losses)}.')
+        say(f'It goes on after step {len(losses)}.' if len(losses) < steps else
+            f'Nothing is left to do: {args.checkpoints} has all {steps} steps.')
     done, seconds, asked = len(losses), [], None
     for step in range(done + 1, steps + 1):
         start = time.perf_counter()
@@ -134,7 +144,7 @@ class Saves:
 
     def __init__(self, args, way):
         self.args, self.way = args, way
-        self.settings = {name: getattr(args, name) for name in ('arch', 'batchsize', 'samples', 'seed', 'datadir')}
+        self.settings = {name: getattr(args, name) for name in ALIKE}
         self.checkpoints = Checkpoints(args.checkpoints, time_limit=args.time_limit) if args.checkpoints else None
         self.found = self.checkpoints and self.checkpoints.latest()
 
@@ -144,7 +154,7 @@ class Saves:
         if before is None:
             raise SystemExit(f'{self.args.checkpoints} holds checkpoints of another program: choose another folder')
         for name, value in self.settings.items():
-            if before[name] != value:
+            if before.get(name, value) != value:
                 raise SystemExit(f'{self.args.checkpoints} is of a run with --{name} {before[name]}, and this one has '
                                  f'{value}: take the same, or another folder')
         return load_training_state(self.found, self.way.model, self.way.optimizer)['losses']
@@ -164,8 +174,9 @@ def conclude(args, way, say, losses, seconds):
     speed = len(seconds) * args.batchsize / sum(seconds) if seconds else 0.0
     memory = of_every_rank(way.place, peak(), args.time_limit)
     for place, size in memory.items():
-        say(f'{place}: peak {size / 1e9:.3f} GB')
-    say(f'train | {speed:.3f} samples/sec')
+        say(f'{place}: peak {size / 1e9:.3f} GB{"" if torch.cuda.is_available() else " (the whole process)"}')
+    if seconds:
+        say(f'train | {speed:.3f} samples/sec')
     if args.report and rank() == 0:
         report = {'way': args.way, 'arch': args.arch, 'ranks': ranks(), 'batch': args.batchsize, 'losses': losses,
                   'samples_per_second': speed, 'measured_steps': len(seconds), 'memory': memory}

@@ -205,5 +205,5 @@ def test_the_command_shows_the_class_in_80_columns_and_writes_page_and_data(tmp_
 def test_an_empty_folder_says_how_to_share_and_one_that_is_not_there_is_a_sentence(tmp_path):
     done = workshop(ROOT, 'class', str(tmp_path))
     assert done.returncode == 0 and 'report --share' in done.stdout
-    done = workshop(ROOT, 'class', str(tmp_path / 'nowhere'))
+    done = workshop(ROOT, 'class', str(tmp_path / 'nowhere'), COLUMNS='300')
     assert done.returncode == 2 and 'nowhere' in done.stderr and 'Traceback' not in done.stderr

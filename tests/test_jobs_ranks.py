@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -133,6 +134,37 @@ def test_a_run_that_is_stopped_goes_on_bit_for_bit(start, flags: list[str], job:
     assert again.end() == 0 == whole.end(), again.said + whole.said
     assert f'It goes on after step {steps}.' in again.said
     assert losses_of(again.run) == losses_of(whole.run) and losses_of(again.run)[:steps] == losses_of(stopped.run)
+    more = start(job, *flags, *epochs, '--checkpoints', kept)
+    assert more.end() == 0 and losses_of(more.run) == losses_of(whole.run)
+    assert f'Nothing is left to do: {kept} has all ' in more.said and 'samples/sec' not in more.said
+
+
+def test_how_to_go_on_names_the_folder_that_has_the_checkpoints(start, flags: list[str], tmp_path: Path) -> None:
+    ours, temporary = tmp_path / 'ours', tmp_path / 'temporary'
+    temporary.mkdir()
+    one = start('ddp', *flags, '--epochs', '100000', f'--checkpoints={ours}', TMPDIR=str(temporary))
+    one.wait_for('step 5/')
+    one.process.send_signal(signal.SIGUSR1)
+    assert one.end() == 128 + signal.SIGUSR1, one.said
+    *_, last = one.said.splitlines()
+    assert last.endswith(f' --checkpoints {ours}') and 'It is not started again. To go on' in last
+    assert [*ours.glob('[0-9]*')] and not (one.run / 'checkpoints').exists()
+    assert not [*temporary.glob('torchrun*'), *temporary.glob('torchelastic*')]
+
+
+def test_a_job_goes_on_in_its_own_folder_and_never_in_that_of_an_older_job(tmp_path: Path) -> None:
+    """Random jobs of one number, each of which is started again some times."""
+    def folder(restarts: int) -> str:
+        command = f'source "{ROOT}/jobs/ranks.sh"; folder_of "{tmp_path}/a job-7"'
+        return subprocess.run(['bash', '-c', command], env={**os.environ, 'SLURM_RESTART_COUNT': str(restarts)},
+                              text=True, capture_output=True, check=True).stdout.rstrip('\n')
+    used = []
+    for _ in range(4):
+        used.append(folder(0))
+        assert not Path(used[-1]).exists()
+        Path(used[-1]).mkdir()
+        assert {folder(restarts) for restarts in range(1, random.randint(1, 4))} <= {used[-1]}
+    assert len({*used}) == 4 and used[0] == f'{tmp_path}/a job-7'
 
 
 @pytest.mark.parametrize(('job', 'what', 'status', 'why'), [
@@ -160,12 +192,13 @@ def test_a_rank_that_hangs_ends_the_job(start, flags: list[str], tmp_path: Path)
 
 
 def test_a_torchrun_that_is_killed_leaves_no_ranks(start, flags: list[str]) -> None:
-    one = start('ddp', *flags, '--epochs', '100000')
+    one = start('ddp', *flags, '--epochs', '100000', '--save_every', '1')
     one.wait_for('step 5/')
     torchrun, = [process for process in one.processes()
                  if b'fewgpu.workshop.torchrun' in Path(f'/proc/{process}/cmdline').read_bytes()]
     os.kill(torchrun, signal.SIGKILL)
     assert one.end() == 128 + signal.SIGKILL, one.said
+    assert one.said.endswith(f'with the same arguments and --checkpoints {one.run / "checkpoints"}\n')
 
 
 def complaint(job: Started) -> str:
@@ -181,6 +214,15 @@ def test_a_wrong_number_of_ranks_gets_a_sentence(start, flags: list[str]) -> Non
         start('ddp', *flags, '--batchsize', '1'))
 
 
+def test_what_a_program_said_when_it_refused_is_in_the_last_lines(start, flags: list[str]) -> None:
+    for wrong, why in ((['--bogus'], 'exit status 2: .*error: unrecognized arguments: --bogus'),
+                       (['--batchsize', '1000'], 'exit status 1: .* choose a smaller --batchsize'),
+                       (['--balance', '1,2'], 'exit status 1: .*balance')):
+        said = complaint(start('pipeline_ranks', *flags, *wrong))
+        assert re.search(rf'Rank \d on this machine failed:\n    it ended with {why}', said), said
+        assert 'Traceback' not in said
+
+
 def test_wrong_flags_get_a_sentence(flags: list[str], tmp_path: Path) -> None:
     kept = ['--checkpoints', str(tmp_path)]
     plain_losses(tmp_path, flags, *kept)
@@ -189,7 +231,8 @@ def test_wrong_flags_get_a_sentence(flags: list[str], tmp_path: Path) -> None:
             (['--batchsize', '1000'], '128 samples are no mini-batch of 1000: choose a smaller --batchsize'),
             (['--grid', '1x2'], '--grid is of --way hybrid, not of plain: leave it out'),
             (['--balance', '1,5'], '--balance is of pipelines, not of --way plain: leave it out'),
-            (['--checkpoints', '/dev/null'], '--checkpoints /dev/null is no folder: name one, or one that can be made'),
+            (['--checkpoints', '/dev/null'], 'cannot write to --checkpoints /dev/null (File exists); name another place'),
+            ([*kept, '--lr', '0.5'], 'a run with --lr 0.01, and this one has 0.5: take the same, or another folder'),
             ([*kept, '--seed', '1'], 'a run with --seed 0, and this one has 1: take the same, or another folder')):
         with pytest.raises(AssertionError) as said:
             plain_losses(tmp_path, flags, *wrong)

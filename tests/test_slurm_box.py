@@ -207,9 +207,27 @@ def test_stop_cleans_up_after_whatever_was_killed(folder: Path, victim: str) -> 
         os.kill(process, signal.SIGKILL)
     if victim != 'slurm_box.keeper':
         wait_until(lambda: box('status', '--folder', str(folder)).returncode == 1 or victim == 'slurmd')
+    if victim in ('munged', 'slurmctld'):
+        assert box('crash', '--folder', str(folder), 'node1').returncode == 0
+        assert f'{victim} has ended' in complaint('boot', '--folder', str(folder), 'node1')
     assert box('stop', '--folder', str(folder)).returncode == 0
     assert not folder.exists() and not processes(str(folder))
     assert started(folder, '--gpus', '0')
+
+
+@needs_slurm
+@pytest.mark.slow
+def test_a_box_whose_folder_is_taken_away_ends_and_leaves_the_next_one_alone(folder: Path) -> None:
+    def job(environment: dict[str, str]) -> int:
+        return int(subprocess.run(['sbatch', '--parsable', '--hold', '--wrap', 'true'], env=environment,
+                                  cwd=folder.parent, text=True, capture_output=True, check=True).stdout)
+    first = job(started(folder))
+    shutil.rmtree(folder)
+    wait_until(lambda: not processes(str(folder)))
+    assert job(started(folder)) > first   # results are named by these numbers
+    assert box('status', '--folder', str(folder)).returncode == 0
+    stopped = box('stop', '--folder', str(folder))
+    assert stopped.returncode == 0 and 'unset SLURM_CONF' in stopped.stdout
 
 
 def _parent(process: int) -> int:
@@ -236,10 +254,12 @@ def test_box_of_run_ends_with_whoever_started_it(folder: Path, ending: signal.Si
 
 
 @needs_slurm
-def test_bad_input_gets_one_sentence_with_the_remedy(tmp_path: Path) -> None:
-    (tmp_path / 'mine').write_text('precious')
-    assert 'holds other things' in complaint('start', '--folder', str(tmp_path))
-    assert (tmp_path / 'mine').read_text() == 'precious'
+def test_bad_input_gets_one_sentence_with_the_remedy(folder: Path) -> None:
+    folder.mkdir()
+    (folder / 'mine').write_text('precious')
+    assert 'holds other things' in complaint('start', '--folder', str(folder))
+    assert (folder / 'mine').read_text() == 'precious'
+    shutil.rmtree(folder)
     assert 'another --folder' in complaint('start', '--folder', '/proc/nowhere')
     assert 'too long for a socket' in complaint('start', '--folder', f'/tmp/{"x" * 90}')
     assert 'choose a --folder of letters' in complaint('start', '--folder', '/tmp/a b')

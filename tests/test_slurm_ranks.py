@@ -109,7 +109,7 @@ def test_a_job_that_loses_a_node_goes_on(slurm: Slurm, submit: Submit, flags: li
     """Also the node where its script runs."""
     epochs = ['--epochs', '6']
     job = submit('hybrid', '--ranks', '1', *epochs, '--save_every', '5', **mischief(tmp_path, '1:20:slow'))
-    whole = whole_losses(tmp_path / 'whole', 'hybrid', [*flags, *epochs])
+    whole = whole_losses(tmp_path / 'whole', 'hybrid', [*flags, *epochs, '--grid', '2x1'])
     job.wait_for_words('step 22/')
     slurm.box('crash', node)
     try:

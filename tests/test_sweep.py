@@ -95,14 +95,14 @@ def test_every_run_is_in_the_table_the_picture_and_a_failed_one_fails_the_sweep(
     wrong = sweep(script, *flags, '--wrong', '2')
     assert wrong.returncode == 1
     for text in (wrong.stdout, (script.parent / 'out' / 'sweep.txt').read_text()):
-        assert 'Run 2 (2 · 4) failed with exit status 1: this a is wrong' in text
+        assert 'Run 2 (a 2, b 4) failed with exit status 1: this a is wrong' in text
         assert len(re.findall(r'\b[13]0\.0\b', text)) == 4 and '20.0' not in text   # nothing of the earlier sweep
     assert '--array=2,3 and the same arguments' in wrong.stdout
 
     again = sweep(script, *flags, SLURM_ARRAY_TASK_ID='2', SLURM_ARRAY_TASK_MAX='5', SLURM_ARRAY_JOB_ID='7', PATH='')
     assert again.returncode == 1 and '20.0' in again.stdout   # run 3 has failed still
     shown = CliRunner().invoke(__main__.build(['sweep']), ['sweep', str(script.parent / 'out')], env={'COLUMNS': '150'})
-    assert shown.exit_code == 1 and 'Run 3 (2 · 5) failed' in shown.stdout and 'Run 2' not in shown.stdout
+    assert shown.exit_code == 1 and 'Run 3 (a 2, b 5) failed' in shown.stdout and 'Run 2' not in shown.stdout
 
 
 def test_sweep_that_is_told_to_end_says_so_and_leaves_no_run(script: Path) -> None:
@@ -112,7 +112,7 @@ def test_sweep_that_is_told_to_end_says_so_and_leaves_no_run(script: Path) -> No
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=300)   # which waits for the run, too: it has the same output
     assert process.returncode == 143
-    assert 'Run 1 (1 · 600) failed with exit status 143: cancelled, or its time was over' in out
+    assert 'Run 1 (a 1, seconds 600) failed with exit status 143: cancelled, or its time was over' in out
     assert '--array=1,2,3' in out
     assert [run.note for run in read(script.parent / 'out')[1]] == ['', 'failed', 'has not ended', 'has not ended']
 
@@ -149,10 +149,10 @@ def test_array_on_slurm_makes_one_table_whoever_ends_last(slurm: Slurm, slurm_ki
     job = slurm.submit(slurm_kit, '--array=0-2', 'jobs/job_sweep.sh', *flags)
     assert job.wait() == 'FAILED'
     output = job.output
-    assert output.count('Run 1 (3,3) failed with exit status 1: module and sum of balance') == 1   # one table
+    assert output.count('Run 1 (balance_by 3,3) failed with exit status 1: module and sum of balance') == 1   # one table
     assert 'task 2 has nothing to do' in output and output.count('Picture: ') == 1
     first, second = read(slurm_kit / 'out')[1]
-    assert first.speed and second.failed and 'Run 1 (3,3) failed' in (slurm_kit / 'out' / 'sweep.txt').read_text()
+    assert first.speed and second.failed and 'Run 1 (balance_by 3,3) failed' in (slurm_kit / 'out' / 'sweep.txt').read_text()
 
     (slurm_kit / 'out' / 'run-1.end').write_text(json.dumps({'status': 0, 'said': ''}))   # as if it were mended
     before = (slurm_kit / 'out' / 'run-0.json').read_text()

@@ -135,7 +135,9 @@ def stop(options: argparse.Namespace) -> int:
     if box.folder.exists():   # its keeper could not
         os.close(claim(box))
         (box.folder / 'box.json').unlink()
-        box.folder.rmdir()
+        with suppress(OSError):   # where a disk is mounted, say
+            box.folder.rmdir()
+    print(f'Slurm has ended. For shells that used it: unset {" ".join(box.environment())}')
     return 0
 
 

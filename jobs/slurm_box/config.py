@@ -1,9 +1,12 @@
 """slurm.conf and gres.conf of a box."""
 
+import time
+
 from slurm_box.folder import Box, free_ports
 
 COMMON = """\
 ClusterName=box
+FirstJobId={first_job}
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={port}
 SlurmUser=root
@@ -45,7 +48,9 @@ KillWait=30
 def write(box: Box) -> None:
     """Write both files, with ports that are free now."""
     controller, *ports = free_ports(1 + box.nodes)
-    lines = [COMMON.format(box=box, port=controller)]
+    # By the clock: results are named by numbers of jobs, and those of an earlier box are not to be overwritten.
+    first_job = 1 + int(time.time()) % 50_000_000   # Slurm's own limit is 67 million
+    lines = [COMMON.format(box=box, port=controller, first_job=first_job)]
     gres = f' Gres=gpu:{box.gpus}' if box.gpus else ''
     if box.gpus:
         lines.append('GresTypes=gpu\n')

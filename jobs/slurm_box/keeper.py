@@ -23,6 +23,7 @@ from slurm_box.processes import SUBREAPER, be_localhost, daemon, end_all, prctl,
 PATIENCE = 120   # seconds until a daemon or a node must be ready; on an idle machine they are within one
 UP = ['idle'], ['mixed'], ['allocated'], ['completing']
 LOOK = 0.05      # seconds between two looks
+ANSWER = 15      # seconds that a command of Slurm may take
 
 
 class PortTaken(Exception):
@@ -75,9 +76,12 @@ class Keeper:
             self.wait_for_node(name)
 
     def boot(self, name: str) -> None:
-        """Start the slurmd of a node that does not run."""
+        """Start the slurmd of a node that does not run. Raises BoxError."""
         if self.is_running(name):
             raise BoxError(f'{name} runs already.')
+        for needed in ('munged', 'slurmctld'):
+            if not self.is_running(needed):
+                raise BoxError(f'{needed} has ended, and no node can do without it: stop and start this Slurm.')
         command = [program('slurmd'), '-D', '-N', name]
         output = f'{self.box.folder}/{name}.out'
         self.running[name] = tend(lambda: daemon(command, output, self.environment))
@@ -89,7 +93,8 @@ class Keeper:
     def crash(self, name: str) -> None:
         """Cut the power of a node, and tell the controller, which would otherwise notice after minutes."""
         self.end(name)
-        self._ask('scontrol', 'update', f'nodename={name}', 'state=down', 'reason=power cut')
+        if self.is_running('munged') and self.is_running('slurmctld'):
+            self._ask('scontrol', 'update', f'nodename={name}', 'state=down', 'reason=power cut')
 
     def end(self, name: str) -> None:
         """End a daemon, and of a node all that came from it."""
@@ -109,7 +114,11 @@ class Keeper:
         return name in self.running
 
     def _ask(self, *command: str) -> tuple[int, str]:
-        done = subprocess.run([program(command[0]), *command[1:]], env=self.environment, text=True, capture_output=True)
+        try:
+            done = subprocess.run([program(command[0]), *command[1:]], env=self.environment, text=True,
+                                  capture_output=True, timeout=ANSWER)
+        except subprocess.TimeoutExpired:   # munged or slurmctld has just ended
+            return 1, ''
         return done.returncode, done.stdout
 
     def _wait(self, name: str, ready) -> None:
@@ -143,7 +152,7 @@ def _answers(path) -> bool:
 
 def answer(keeper: Keeper, order: list[str]) -> str:
     """Do what an order says; the answer is 'ok ...' or a sentence that says why not."""
-    name = order[-1]
+    name = ' '.join(order[1:])
     try:
         if order == ['status']:
             daemons = ('munged', 'slurmctld', *keeper.box.names)
@@ -161,10 +170,11 @@ def answer(keeper: Keeper, order: list[str]) -> str:
 
 
 def serve(keeper: Keeper, door: socket.socket) -> None:
-    """Take orders until one says stop, or until who started the box goes without having said that it stays."""
+    """Take orders until one says stop, until who started the box goes without having said that it stays, or until
+    somebody has taken its folder away."""
     watched: list[IO | socket.socket] = [sys.stdin, door]
-    while True:
-        ready = select.select(watched, [], [])[0]
+    while keeper.box.door.exists():
+        ready = select.select(watched, [], [], 1.0)[0]
         if sys.stdin in ready:
             if os.read(0, 100) != b'stay\n':
                 return
@@ -193,7 +203,7 @@ def main(folder: str, *counts: str) -> None:
     signal.signal(signal.SIGTERM, stop)
     box = Box(Path(folder), *map(int, counts))
     try:
-        claim(box)
+        own = os.fstat(claim(box))
     except BoxError as error:
         print(error, flush=True)
         return
@@ -205,7 +215,9 @@ def main(folder: str, *counts: str) -> None:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_all()
-        shutil.rmtree(box.folder, ignore_errors=True)
+        with suppress(OSError):   # there is none, or by now it is another box's
+            if os.path.samestat(own, box.folder.stat()):
+                shutil.rmtree(box.folder, ignore_errors=True)
 
 
 def _keep(box: Box) -> None:

@@ -120,7 +120,7 @@ class Checkpoints:
             told = ', '.join(f'rank {rank} step {step}' if step >= 0 else f'rank {rank} none'
                              for rank, step in enumerate(read))
             raise ValueError(f'the ranks have read different checkpoints in {self.folder}: {told}: do all see the same '
-                             f'folder, and the same content?')
+                             f'folder, and does no other run write there?')
         for folder in damaged if self._rank == 0 else ():
             os.replace(folder, folder.with_name(f'{folder.name}-{secrets.token_hex(4)}-damaged'))
         return saved

@@ -45,7 +45,8 @@ def main(folder: Path, program: str, arguments: list[str]) -> None:
     except SystemExit as end:
         status = _status_of(end)
         if status:
-            Failed(rank, node_here(), status, f'it ended with exit status {status}').leave(folder)
+            said = _last_words(end, log_of(folder, rank))
+            Failed(rank, node_here(), status, f'it ended with exit status {status}{said}').leave(folder)
     except BaseException as error:
         status, word = 1, Failed.by(error, rank)
         word.leave(folder)   # first this: others fail with us, and then we may be killed
@@ -65,6 +66,15 @@ def _status_of(end: SystemExit) -> int:
         return end.code or 0
     print(end.code, file=sys.stderr)
     return 1
+
+
+def _last_words(end: SystemExit, log: Path) -> str:
+    """Why it has ended itself, if it said so: by a text, or (argparse, with 2) in its last line."""
+    if isinstance(end.code, str):
+        return f': {end.code}'
+    sys.stderr.flush()
+    last = log.read_text(encoding='utf-8', errors='replace').rstrip().rpartition('\n')[2]
+    return f': {last}' if end.code == 2 else ''
 
 
 def _traced(error: BaseException) -> str:

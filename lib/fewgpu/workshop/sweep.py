@@ -18,6 +18,9 @@ from rich.table import Table
 from fewgpu.workshop.writable import make_writable, written
 
 
+FEW = 3   # steps, of which the first fill caches
+
+
 @dataclass(frozen=True)
 class Grid:
     """What is run: every combination of values of the flags that have several."""
@@ -41,8 +44,8 @@ class Grid:
         return [word for flag, values in self.flags.items() for word in (flag, *chosen.get(flag, values))]
 
     def name(self, number: int) -> str:
-        """What run `number` is called, like 'time · 8 · 32'."""
-        return ' · '.join(self.runs()[number].values()) or 'the only run'
+        """What run `number` is called, like 'num_microbatches 8, batchsize 32'."""
+        return ', '.join(f'{flag.lstrip("-")} {value}' for flag, value in self.runs()[number].items()) or 'the only run'
 
 
 def read_grid(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -94,6 +97,12 @@ class Run:
         if self.end is None:
             return 'has not ended'
         return 'failed' if self.failed else '' if self.report else 'its report is missing or broken'
+
+    @property
+    def caution(self) -> str:
+        """Why its speed is not to be compared with others'."""
+        steps = self.report.get('measured_steps', FEW) if self.report else FEW
+        return '' if steps >= FEW else f'the speed of {steps} steps: give it more --samples'
 
 
 def read(folder: Path) -> tuple[Grid, list[Run]]:
@@ -153,7 +162,7 @@ def table(grid: Grid, runs: Sequence[Run]) -> Table:
     for run in runs:
         speed = '' if run.speed is None else f'{run.speed:.1f}'
         memory = '' if run.memory is None else f'{run.memory / 1e9:.3f}'
-        drawn.add_row(str(run.number), *run.values.values(), speed, memory, run.note,
+        drawn.add_row(str(run.number), *run.values.values(), speed, memory, run.note or run.caution,
                       style='bold' if run.speed and run.speed == best else None)
     return drawn
 
@@ -164,8 +173,8 @@ def draw(grid: Grid, runs: Sequence[Run], path: Path) -> None:
     from fewgpu.plot.looks import GREY
 
     figure = plot.Picture(figsize=(11.0, 1.1 + 0.3 * len(runs)), layout='constrained')
-    varied = ' · '.join(flag.lstrip('-') for flag in grid.varied)
-    figure.suptitle(f'{grid.script}: {varied}', x=0.008, ha='left', fontsize=10, color=GREY)
+    same = ' '.join(' '.join([flag, *values]) for flag, values in grid.flags.items() if flag not in grid.varied)
+    figure.suptitle(f'{grid.script} {same}', x=0.008, ha='left', fontsize=11, color=GREY)
     left, right = figure.subplots(1, 2)
     names = {run.number: grid.name(run.number) for run in runs}
     notes = {names[run.number]: run.note for run in runs if run.report is None}

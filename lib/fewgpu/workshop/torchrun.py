@@ -17,6 +17,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -106,6 +107,7 @@ def _settle(address: str, ranks: int) -> None:
 def _launch(args: argparse.Namespace, store: Any, address: str, node: int, nodes: int, ranks: '_Ranks') -> int:
     import logging
 
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -114,12 +116,15 @@ def _launch(args: argparse.Namespace, store: Any, address: str, node: int, nodes
     logging.getLogger('torch.distributed.elastic').setLevel(logging.CRITICAL)   # we tell what failed
     meeting = SlurmRendezvous(store, node, nodes)
     rendezvous_handler_registry.register(meeting.get_backend(), lambda _: meeting)
-    config = LaunchConfig(min_nodes=nodes, max_nodes=nodes, nproc_per_node=args.ranks, run_id=meeting.get_run_id(),
-                          rdzv_backend=meeting.get_backend(), max_restarts=0, local_addr=address,
-                          signals_to_handle='SIGHUP,SIGQUIT')   # the others are noted here
     rank = ['-u', '-m', 'fewgpu.workshop.rank', str(args.run), args.program, *args.arguments]
     try:
-        elastic_launch(config, sys.executable)(*rank)
+        with tempfile.TemporaryDirectory(prefix='torchrun-') as folder:   # where it would leave one of its own
+            config = LaunchConfig(
+                min_nodes=nodes, max_nodes=nodes, nproc_per_node=args.ranks, run_id=meeting.get_run_id(),
+                rdzv_backend=meeting.get_backend(), max_restarts=0, local_addr=address,
+                logs_specs=DefaultLogsSpecs(log_dir=folder),
+                signals_to_handle='SIGHUP,SIGQUIT')   # the others are noted here
+            elastic_launch(config, sys.executable)(*rank)
     except ChildFailedError as error:
         return _status_of(error, args.run, ranks)
     except KeyboardInterrupt:

@@ -108,7 +108,7 @@ class Staged:
         if args.way == 'pipeline':
             return f'1x{ranks()}'
         nodes = int(os.environ['GROUP_WORLD_SIZE'])   # says torchrun
-        replicas = nodes if nodes > 1 else 1 + (ranks() % 2 == 0)
+        replicas = nodes if nodes > 1 else 2 if ranks() > 2 and ranks() % 2 == 0 else 1
         return args.grid or f'{replicas}x{ranks() // replicas}'
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> float:
