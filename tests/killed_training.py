@@ -16,6 +16,12 @@ from fewgpu.launch import launch
 EVERY = 2   # steps from one checkpoint to the next
 
 
+def tell(line: str) -> None:
+    """In one piece: `print` may write the end of the line after what another rank writes meanwhile."""
+    sys.stdout.write(f'{line}\n')
+    sys.stdout.flush()
+
+
 def train(folder: str, last: int) -> None:
     import torch
 
@@ -31,7 +37,7 @@ def train(folder: str, last: int) -> None:
         load_training_state(saved, run.model)
         done = saved.step
     log = os.open(Path(folder, 'losses'), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    print(f'begins after {done}', flush=True)
+    tell(f'begins after {done}')
     for step in range(done + 1, last + 1):
         generator = torch.Generator().manual_seed(step)
         loss = run.step(torch.randn(8, 4, dtype=torch.float64, generator=generator),
@@ -40,7 +46,7 @@ def train(folder: str, last: int) -> None:
             os.write(log, f'{step} {loss!r}\n'.encode())
         if step % EVERY == 0:
             checkpoints.save(step, training_state(run.model))
-        print(f'step {step}', flush=True)
+        tell(f'step {step}')
 
 
 if __name__ == '__main__':

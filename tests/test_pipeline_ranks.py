@@ -126,6 +126,7 @@ def test_a_rank_that_exits_does_not_end_the_program() -> None:
 
 
 SCRIPT = '''
+import sys
 import torch
 from torch import nn
 from fewgpu import Pipeline
@@ -134,7 +135,8 @@ model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))).double()
 pipeline = Pipeline(model, [2, 2], chunks=4, loss_fn=nn.functional.mse_loss)
 torch.manual_seed(1)
 x, y = torch.rand(2, 8, 4, dtype=torch.float64)
-print('loss', pipeline.step(x, y).item(), 'tensors', len(list(pipeline.parameters())))
+loss, tensors = pipeline.step(x, y).item(), len(list(pipeline.parameters()))
+sys.stdout.write(f'loss {loss} tensors {tensors}\\n')   # at once: print writes piece by piece, and so does the other rank
 '''
 
 
