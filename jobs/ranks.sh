@@ -18,11 +18,11 @@ run_ranks() {
         esac
         (($#)) && shift
     done
-    if [[ -z $ranks ]]; then   # one a GPU; at least two on a machine alone, and for a grid
-        ranks=$gpus
-        [[ $way == hybrid || $nodes == 1 ]] && ((ranks < 2)) && ranks=2
-        [[ $way == hybrid && $nodes == 1 ]] && ((!gpus)) && ranks=4
-        ((ranks)) || ranks=1
+    if [[ -z $ranks ]]; then   # one a GPU; at least two on a machine alone, and for a grid; four for a grid on cores
+        local least=1
+        [[ $way == hybrid || $nodes == 1 ]] && least=2
+        [[ $way == hybrid && $nodes == 1 && $gpus == 0 ]] && least=4
+        ranks=$((gpus < least ? least : gpus))
     fi
     if [[ ! $ranks =~ ^[1-9][0-9]*$ ]]; then
         echo "--ranks is the number of ranks on each node, 1 or more, not $ranks" >&2

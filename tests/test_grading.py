@@ -274,7 +274,7 @@ WAYS = {   # how a learner's file gets at what nobody has imported before
 def test_what_is_forbidden_is_imported_by_the_learner_s_file_alone_and_refused_then(way: str, tmp_path: Path) -> None:
     (tmp_path / 'mine.py').write_text(WAYS[way])
     (tmp_path / 'judge.py').write_text(
-        'import sys, torch\nfrom fewgpu.workshop.grading.forbid import HandedBack, _named, forbid\n'
+        'import sys, torch\nfrom fewgpu.workshop.grading.forbid import HandedBack, forbid\n'
         f'forbid({LATE!r}, lambda file: file.endswith("mine.py"))\n'
         'assert not {"torch.distributed.pipelining", "torchgpipe"} & {*sys.modules}\n'
         'try: import mine\nexcept HandedBack as error: print("refused:", error)\n')

@@ -17,8 +17,7 @@ from rich.table import Table
 
 from fewgpu.workshop.writable import make_writable, written
 
-
-FEW = 3   # steps, of which the first fill caches
+FEW = 3   # steps: the speed of fewer is that of steps that fill caches
 
 
 @dataclass(frozen=True)
@@ -99,10 +98,9 @@ class Run:
         return 'failed' if self.failed else '' if self.report else 'its report is missing or broken'
 
     @property
-    def caution(self) -> str:
-        """Why its speed is not to be compared with others'."""
-        steps = self.report.get('measured_steps', FEW) if self.report else FEW
-        return '' if steps >= FEW else f'the speed of {steps} steps: give it more --samples'
+    def is_rough(self) -> bool:
+        """Whether its speed is that of a few steps."""
+        return bool(self.report) and self.report.get('measured_steps', FEW) < FEW
 
 
 def read(folder: Path) -> tuple[Grid, list[Run]]:
@@ -143,7 +141,8 @@ def _grid(file: Path) -> Grid:
 
 def _is_report(report: Any) -> bool:
     try:
-        return isinstance(report['samples_per_second'], int | float) and all(
+        return isinstance(report['samples_per_second'], int | float) and isinstance(
+            report.get('measured_steps', FEW), int) and all(
             isinstance(device['peak'], int | float) for device in report['memory'])
     except (KeyError, TypeError):
         return False
@@ -162,7 +161,7 @@ def table(grid: Grid, runs: Sequence[Run]) -> Table:
     for run in runs:
         speed = '' if run.speed is None else f'{run.speed:.1f}'
         memory = '' if run.memory is None else f'{run.memory / 1e9:.3f}'
-        drawn.add_row(str(run.number), *run.values.values(), speed, memory, run.note or run.caution,
+        drawn.add_row(str(run.number), *run.values.values(), speed, memory, run.note,
                       style='bold' if run.speed and run.speed == best else None)
     return drawn
 
@@ -191,6 +190,9 @@ def conclude(folder: Path, console: Console) -> int:
     page = Console(width=200, file=io.StringIO(), highlight=False)
     for where in (console, page):
         where.print(table(grid, runs))
+        if rough := [str(run.number) for run in runs if run.is_rough]:
+            where.print(f'Rough, being measured over fewer than {FEW} steps: the speed of run {", ".join(rough)}. '
+                        f'More --samples give more steps.')
         for run in runs:
             if run.failed:
                 where.print(f'Run {run.number} ({grid.name(run.number)}) failed with exit status {run.end["status"]}: '

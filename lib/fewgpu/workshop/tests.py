@@ -10,7 +10,7 @@ import typer
 from fewgpu.workshop import repository
 from fewgpu.workshop.machine import cores
 
-MOST_WORKERS = 4   # that run tests side by side; a test may start as many ranks
+WORKERS = 2   # that run tests side by side: each grows to 4 GB, and a test may start four ranks
 
 
 def test(
@@ -46,8 +46,8 @@ def pytest_options(root: Path, everything: bool, extra: list[str]) -> list[str]:
         # environment, whatever kernel they name, and solutions are graded in them.
         options += ['-p', 'tests.lessons', '--nbval', '--nbval-current-env', '--nbval-cell-timeout=180']
         # Several files at once: half of the tests wait, for a rank or for a paced device, and leave their core idle.
-        if cores() > 1:
-            options += ['-n', str(min(cores(), MOST_WORKERS)), '--dist', 'loadfile']
+        if cores() >= WORKERS:
+            options += ['-n', str(WORKERS), '--dist', 'loadfile']
     return [*options, *extra]
 
 

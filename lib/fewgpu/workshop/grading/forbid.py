@@ -44,6 +44,7 @@ def forbid(names: Collection[str], is_learners: IsLearners) -> None:
     method; of a package that is not installed nothing can be called. Raises ImportError or AttributeError if there is
     no such thing in a package that is. What is not imported yet is looked at when it is.
     """
+    # (Of the kit all is imported before the learner's file is: `guard` watches what is there.)
     late = {name: module for name in names if not name.startswith('fewgpu.') and (module := not_imported(name))}
     _forbid([name for name in names if name not in late], is_learners)
 
