@@ -26,7 +26,8 @@ time.sleep(float(given.get('--seconds', 0)))
 if given['--a'] == given.get('--wrong'):
     sys.exit('this a is wrong')
 memory = [{'peak': 10 ** 9 * int(given['--b'])}, {'peak': 5}]
-json.dump({'samples_per_second': 10.0 * int(given['--a']), 'memory': memory}, open(given['--report'], 'w'))
+json.dump({'samples_per_second': 10.0 * int(given['--a']), 'measured_steps': int(given.get('--steps', 9)),
+           'memory': memory}, open(given['--report'], 'w'))
 '''
 FLAG = st.sampled_from(['--batchsize', '--lr', '--arch', '--balance_by'])
 VALUES = st.lists(st.from_regex(r'[a-z0-9][a-z0-9,.]{0,4}', fullmatch=True), max_size=4, unique=True)
@@ -82,6 +83,11 @@ def sweep(script: Path, *flags: str, **variables: str) -> subprocess.CompletedPr
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+def test_speeds_of_a_few_steps_are_told_to_be_rough(script: Path) -> None:
+    done = sweep(script, '--a', '1', '--b', '1', '--steps', '2', '3', '1')
+    assert done.returncode == 0 and 'fewer than 3 steps: the speed of run 0, 2.' in done.stdout, done.stdout
+
+
 def test_every_run_is_in_the_table_the_picture_and_a_failed_one_fails_the_sweep(script: Path) -> None:
     flags = '--a', '1', '2', '3', '--b', '4', '5'
     fine = sweep(script, *flags)
@@ -91,6 +97,8 @@ def test_every_run_is_in_the_table_the_picture_and_a_failed_one_fails_the_sweep(
     assert rows == [[str(2 * (a - 1) + b - 4), str(a), str(b), f'{10 * a}.0', f'{b}.000']
                     for a in (1, 2, 3) for b in (4, 5)]
     assert (script.parent / 'out' / 'sweep.png').read_bytes().startswith(b'\x89PNG')
+
+    assert 'Rough' not in fine.stdout
 
     wrong = sweep(script, *flags, '--wrong', '2')
     assert wrong.returncode == 1
