@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from slurm_box import config
-from slurm_box.folder import Box, BoxError, claim, make_gpus, program
+from slurm_box.folder import Box, BoxError, claim, make_gpus, program, saved
 from slurm_box.processes import SUBREAPER, be_localhost, daemon, end_all, prctl, reap, tend
 
 PATIENCE = 120   # seconds until a daemon or a node must be ready; on an idle machine they are within one
@@ -171,9 +171,9 @@ def answer(keeper: Keeper, order: list[str]) -> str:
 
 def serve(keeper: Keeper, door: socket.socket) -> None:
     """Take orders until one says stop, until who started the box goes without having said that it stays, or until
-    somebody has taken its folder away."""
+    somebody has taken away its folder, or that part of it by which `stop` finds us."""
     watched: list[IO | socket.socket] = [sys.stdin, door]
-    while keeper.box.door.exists():
+    while keeper.box.door.exists() and saved(keeper.box.folder):
         ready = select.select(watched, [], [], 1.0)[0]
         if sys.stdin in ready:
             if os.read(0, 100) != b'stay\n':
