@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import fewgpu
 from fewgpu.workshop import repository
 from fewgpu.workshop.__main__ import PANELS
+from fewgpu.workshop.machine import cores
 from fewgpu.workshop.tests import pytest_options
 
 COMMANDS = {name: where for commands in PANELS.values() for name, where in commands.items()}
@@ -187,6 +188,8 @@ def test_pytest_runs_all_tests_and_the_users_arguments_come_last(extra, everythi
     assert ('not slow' in options) != everything
     assert ('notebooks' in options) == (everything and (ROOT / 'notebooks').is_dir())
     assert 'tests' not in pytest_options(ROOT, everything, [*extra, 'tests/test_setup.py::test_x'])
+    assert ('-n' in options) == (cores() > 1)
+    assert '-n' not in pytest_options(ROOT, everything, ['--pdb', *extra])
 
 
 @pytest.mark.parametrize(('body', 'code'), [('assert True', 0), ('assert False', 1)])

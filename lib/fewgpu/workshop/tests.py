@@ -11,6 +11,7 @@ from fewgpu.workshop import repository
 from fewgpu.workshop.machine import cores
 
 WORKERS = 2   # that run tests side by side: each grows to 4 GB, and a test may start four ranks
+ALONE = {'-s', '--capture=no', '--pdb', '--trace'}   # of pytest's options: they need its terminal
 
 
 def test(
@@ -41,13 +42,13 @@ def pytest_options(root: Path, everything: bool, extra: list[str]) -> list[str]:
         options.append('tests')
         if everything and (root / 'notebooks').is_dir():
             options.append('notebooks')
+        # Several files at once: half of the tests wait, for a rank or for a paced device, and leave their core idle.
+        if cores() >= WORKERS and not ALONE.intersection(extra):
+            options += ['-n', str(WORKERS), '--dist', 'loadfile']
     if everything:
         # What cells print is compared, but where they measure (see notebooks/source/make.py). They run in this
         # environment, whatever kernel they name, and solutions are graded in them.
         options += ['-p', 'tests.lessons', '--nbval', '--nbval-current-env', '--nbval-cell-timeout=180']
-        # Several files at once: half of the tests wait, for a rank or for a paced device, and leave their core idle.
-        if cores() >= WORKERS:
-            options += ['-n', str(WORKERS), '--dist', 'loadfile']
     return [*options, *extra]
 
 
