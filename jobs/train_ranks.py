@@ -25,6 +25,7 @@ from fewgpu.alike import of_all
 from fewgpu.checkpoint import Checkpoints, load_training_state, training_state
 from fewgpu.group import Group, verify_met
 from fewgpu.stopping import Stopping
+from fewgpu.workshop.flag_types import count, number, whole
 from fewgpu.workshop.ways import WAYS, build, rank, ranks
 from fewgpu.workshop.writable import make_writable
 
@@ -42,9 +43,9 @@ def parse():
     add('--batchsize', type=count, default=256, metavar='N', help='samples a mini-batch, of all ranks together (256)')
     add('--samples', type=count, metavar='N', help='train on N samples only (all 60000)')
     add('--epochs', type=count, default=1, metavar='N', help='times through the samples (1)')
-    add('--lr', type=float, default=0.01, help='learning rate of SGD (0.01)')
-    add('--momentum', type=float, default=0.9, help='momentum of SGD (0.9)')
-    add('--seed', type=int, default=0, metavar='N', help='of the first weights and of the order of the samples (0)')
+    add('--lr', type=number(above=0.0), default=0.01, help='learning rate of SGD (0.01)')
+    add('--momentum', type=number(least=0.0), default=0.9, help='momentum of SGD (0.9)')
+    add('--seed', type=whole(least=0), default=0, metavar='N', help='of the first weights and of the order of the samples (0)')
     add('--datadir', metavar='FOLDER', help="another MNIST, in torchvision's layout (the bundled one)")
     add = parser.add_argument_group('how').add_argument
     add('--way', choices=WAYS, required=True, help='ddp: every rank has the model, and rows of its own. pipeline: '
@@ -54,7 +55,7 @@ def parse():
     add('--num_microbatches', type=count, metavar='N', help='of a pipeline, a mini-batch (4 a stage)')
     add('--balance', type=layers, metavar='N,N,...', help='layers of each stage (about as many parameters each)')
     add('--schedule', metavar='NAME', help='of a pipeline: gpipe, 1f1b, zb-h1, ... (1f1b)')
-    add('--time_limit', type=float, default=60.0, metavar='SECONDS', help='to wait for another rank (60)')
+    add('--time_limit', type=number(above=0.0), default=60.0, metavar='SECONDS', help='to wait for another rank (60)')
     add = parser.add_argument_group('output').add_argument
     add('--checkpoints', type=Path, metavar='FOLDER', help='save there, and go on from what is there (none)')
     add('--save_every', type=count, default=100, metavar='N', help='steps from one checkpoint to the next (100)')
@@ -75,14 +76,8 @@ def parse():
     return args
 
 
-def count(text):
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f'must be a whole number, 1 or more, not {text!r}')
-    return int(text)
-
-
 def layers(text):
-    return [count(number) for number in text.split(',')]
+    return [count(each) for each in text.split(',')]
 
 
 def main():

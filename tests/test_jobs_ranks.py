@@ -201,6 +201,18 @@ def test_a_torchrun_that_is_killed_leaves_no_ranks(start, flags: list[str]) -> N
     assert one.said.endswith(f'with the same arguments and --checkpoints {one.run / "checkpoints"}\n')
 
 
+@pytest.mark.skipif(not Path('/proc').exists(), reason='processes are looked for in /proc')
+def test_a_script_that_is_killed_leaves_nothing_but_a_checkpoint(start, flags: list[str]) -> None:
+    one = start('ddp', *flags, '--epochs', '100000')
+    one.wait_for('step 5/')
+    one.process.kill()
+    assert one.end() == -signal.SIGKILL
+    steps = int(re.search(r'Stopped by SIGTERM after step (\d+) ', (one.run / 'rank-0.log').read_text())[1])
+    assert len(losses_of(one.run)) == steps
+    again = start('ddp', *flags, '--epochs', str(steps // AN_EPOCH + 1), '--checkpoints', str(one.run / 'checkpoints'))
+    assert again.end() == 0 and f'It goes on after step {steps}.' in again.said, again.said
+
+
 def complaint(job: Started) -> str:
     assert job.end() in (1, 2), job.said
     return job.said
@@ -228,6 +240,9 @@ def test_wrong_flags_get_a_sentence(flags: list[str], tmp_path: Path) -> None:
     plain_losses(tmp_path, flags, *kept)
     for wrong, sentence in (
             (['--batchsize', 'none'], "argument --batchsize: must be a whole number, 1 or more, not 'none'"),
+            (['--lr', 'nan'], "argument --lr: must be a number, above 0, not 'nan'"),
+            (['--seed', '9' * 30], 'argument --seed: must be a whole number, 0 or more, not '),
+            (['--time_limit', '0'], "argument --time_limit: must be a number, above 0, not '0'"),
             (['--batchsize', '1000'], '128 samples are no mini-batch of 1000: choose a smaller --batchsize'),
             (['--grid', '1x2'], '--grid is of --way hybrid, not of plain: leave it out'),
             (['--balance', '1,5'], '--balance is of pipelines, not of --way plain: leave it out'),

@@ -5,10 +5,11 @@ They are read without importing torch, so that `--help` and a mistyped flag answ
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fewgpu.workshop.flag_types import count, number, whole
 from fewgpu.workshop.machine import cores
 
 ARCHITECTURES = ('resnet18', 'resnet50', 'resnet152', 'vgg16')   # as fewgpu.models has them
@@ -44,11 +45,11 @@ def _parser(description: str | None) -> _Parser:
     add = parser.add_argument_group('training').add_argument
     add('--arch', type=_arch, default='resnet50', metavar='NAME',
         help=f'{", ".join(ARCHITECTURES)}, or a ResNet of another depth (default: resnet50)')
-    add('--batchsize', type=_count, default=256, metavar='N', help='samples a mini-batch (256)')
-    add('--epochs', type=_count, default=1, metavar='N', help='times through the samples (1)')
-    add('--lr', type=_number(above=0.0), default=0.01, help='learning rate of SGD (0.01)')
-    add('--momentum', type=_number(least=0.0), default=0.9, help='momentum of SGD (0.9)')
-    add('--seed', type=_whole(least=0), default=0, metavar='N',
+    add('--batchsize', type=count, default=256, metavar='N', help='samples a mini-batch (256)')
+    add('--epochs', type=count, default=1, metavar='N', help='times through the samples (1)')
+    add('--lr', type=number(above=0.0), default=0.01, help='learning rate of SGD (0.01)')
+    add('--momentum', type=number(least=0.0), default=0.9, help='momentum of SGD (0.9)')
+    add('--seed', type=whole(least=0), default=0, metavar='N',
         help='of the first weights and of the order of the samples (0)')
     _add_data(parser)
     _add_devices(parser)
@@ -58,13 +59,13 @@ def _parser(description: str | None) -> _Parser:
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group('data and output').add_argument
-    add('--samples', type=_count, metavar='N', help='train on N samples of MNIST only (all 60000)')
-    add('--test_samples', type=_count, metavar='N',
+    add('--samples', type=count, metavar='N', help='train on N samples of MNIST only (all 60000)')
+    add('--test_samples', type=count, metavar='N',
         help='test on N samples only (as many as are trained on, at most 10000)')
     add('--datadir', metavar='FOLDER', help="another MNIST, in torchvision's layout (the bundled one)")
-    add('--num_workers_dataloader', type=_whole(least=0, most=256), default=0, metavar='N',
+    add('--num_workers_dataloader', type=whole(least=0, most=256), default=0, metavar='N',
         help='processes that load data (0: the script itself)')
-    add('--log_interval', type=_count, default=10, metavar='N',
+    add('--log_interval', type=count, default=10, metavar='N',
         help='mini-batches from one line of output to the next, which comes after ten seconds in '
              'any case (10)')
     add('--report', type=_writable, metavar='FILE', help='write what was measured to this JSON file')
@@ -72,7 +73,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _add_devices(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group('devices').add_argument
-    add('--devices', type=_count, metavar='N',
+    add('--devices', type=count, metavar='N',
         help='stages of the pipeline: GPUs, or cores where there is no GPU (all GPUs, or the cores up '
              'to 8; at least 2: stages share a single GPU). The plain script takes one device, or N cores as one '
              'device. CUDA_VISIBLE_DEVICES= in the environment hides the GPUs')
@@ -86,7 +87,7 @@ def _add_devices(parser: argparse.ArgumentParser) -> None:
 
 def _add_pipeline(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group('pipeline', 'the plain script accepts and ignores these').add_argument
-    add('--num_microbatches', type=_count, default=8, metavar='N',
+    add('--num_microbatches', type=count, default=8, metavar='N',
         help='micro-batches a mini-batch; they need not divide it (8)')
     add('--balance_by', type=_balance_by, default='time', metavar='HOW',
         help='balance the stages by time or by memory, or give the layers of each, like 10,12 (time)')
@@ -140,34 +141,7 @@ def _fill_in(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
                          f'{" and ".join(f"resnet{other}" for other in sorted(near))}')
 
 
-# The types of flags: each gives the value, or says what is wrong
-
-
-def _whole(least: int, most: int = 10**9) -> Callable[[str], int]:
-    def whole(text: str) -> int:
-        if not re.fullmatch(r'[+-]?\d{1,18}', text) or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f'must be a whole number, {least} or more'
-                                             f'{"" if most == 10**9 else f" and at most {most}"}, not {text!r}')
-        return int(text)
-    return whole
-
-
-_count = _whole(least=1)
-
-
-def _number(*, above: float | None = None, least: float | None = None) -> Callable[[str], float]:
-    wanted = f'above {above:g}' if above is not None else f'{least:g} or more'
-
-    def number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = float('nan')
-        in_range = value > above if above is not None else value >= least
-        if not in_range or value == float('inf'):
-            raise argparse.ArgumentTypeError(f'must be a number, {wanted}, not {text!r}')
-        return value
-    return number
+# The types of flags: each gives the value, or says what is wrong (numbers: see flag_types)
 
 
 def _arch(text: str) -> str:

@@ -8,7 +8,8 @@ Under Slurm a job step has one of these on every node (`srun --ntasks-per-node=1
 
 It is torch's own agent (torch.distributed.run's), and differs in three ways. The nodes' order is Slurm's, and the store
 listens where only they need it (see `fewgpu.workshop.store`). TERM, Ctrl-C and USR1 are passed on to the ranks, which
-save a checkpoint and end (see `fewgpu.stopping`). Output is in FOLDER, a file a rank, and rank 0's is shown here, too.
+save a checkpoint and end (see `fewgpu.stopping`); so they do if the script that started this was killed. Output is in
+FOLDER, a file a rank, and rank 0's is shown here, too.
 Without Slurm this machine is the only node.
 """
 
@@ -73,6 +74,7 @@ class _Asked:
 
     def __init__(self) -> None:
         self.signals: list[int] = []
+        self._parent = os.getppid()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._note)
 
@@ -83,6 +85,11 @@ class _Asked:
             self.signals.append(number)
             number = signal.SIGTERM
         self.signals.append(number)
+
+    def look(self) -> None:
+        """Who was killed cannot pass on a signal."""
+        if os.getppid() != self._parent and signal.SIGTERM not in self.signals:
+            self.signals.append(signal.SIGTERM)
 
 
 def _meet(args: argparse.Namespace, node: int, address: str) -> Any:
@@ -193,6 +200,7 @@ class _Ranks:
         return {rank for rank, end in ends.items() if end > min(ends.values()) + _GRACE / 2}
 
     def _look(self) -> None:
+        self._asked.look()
         for rank in self._own:
             if rank not in self._processes:
                 with contextlib.suppress(OSError, ValueError):   # it is not so far yet
