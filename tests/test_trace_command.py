@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -118,7 +119,8 @@ def test_what_cannot_be_merged_is_refused_in_a_sentence(tmp_path):
     assert 'its times are none' in sentence(run(tmp_path / 'nan.json', *some[1:]))
     assert 'is no trace of a rank' in sentence(run(tmp_path / 'none.json'))
     assert 'is empty' in sentence(run(tmp_path / 'nothing.json'))
-    assert 'there is no' in sentence(run(tmp_path / 'gone'))
+    assert 'there is no file' in sentence(run(tmp_path / 'gone'))
+    assert 'there is no file' in sentence(run(Path('/dev/zero')))
     assert 'tells no format' in sentence(run(folder, '--picture', tmp_path / 'a.gif'))
     assert 'cannot write to --html' in sentence(run(folder, '--html', tmp_path / 'no' / 'a.html'))
     assert {path.name for path in tmp_path.iterdir()} == {'traces', 'empty', 'other', 'cut.json', 'nan.json',

@@ -44,10 +44,10 @@ def find(places: Iterable[str | PathLike[str]]) -> list[Path]:
                 raise TraceError(f'there is no trace in {place}: a run writes rank-0.json, rank-1.json, ... there by '
                                  f'save_trace({str(place)!r})')
             found |= dict.fromkeys(inside)
-        elif place.exists():
+        elif place.is_file():
             found[place] = None
-        else:
-            raise TraceError(f'there is no {place}: name the folder that save_trace wrote to, or the files in it')
+        else:   # or a pipe, say, which may never end
+            raise TraceError(f'there is no file {place}: name the folder that save_trace wrote to, or the files in it')
     if not found:
         raise TraceError('name the folder that save_trace wrote to, or the files in it')
     return list(found)
