@@ -96,7 +96,7 @@ def program(text: str) -> subprocess.CompletedProcess[str]:
                           env={**os.environ, 'PYTHONPATH': path})
 
 
-def settled(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def settled(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Whether the condition comes true: what other threads do takes a moment."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:

@@ -153,7 +153,7 @@ def test_forward_and_backward_are_timed_apart():
 
 
 def test_sleeping_layers_are_balanced_by_their_sleep():
-    sleeps = nn.Sequential(*(Sleep(n * 0.01) for n in range(1, 7)))
+    sleeps = nn.Sequential(*(Sleep(n * 0.03) for n in range(1, 7)))
     sample = torch.zeros(1)
     assert balance_by_time(2, sleeps, sample, timeout=0) == [4, 2]
     costs = [cost.forward for cost in profile(sleeps, sample, timeout=0)]

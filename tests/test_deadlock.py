@@ -92,15 +92,15 @@ def test_an_output_that_no_operation_makes_is_named() -> None:
 
 
 def test_a_time_limit_that_passes_says_who_waits_for_whom_and_where_the_other_is() -> None:
-    layers = [Slow(1.0), nn.Linear(2, 2)]
+    layers = [Slow(2.0), nn.Linear(2, 2)]
     with pytest.raises(Deadlock) as caught:
-        run(gpipe(2, 2).halves()[0], time_limit=0.2, layers=layers)
-    assert str(caught.value) == ('after 0.2 s stage 1 waits for F0 from stage 0, '
+        run(gpipe(2, 2).halves()[0], time_limit=0.5, layers=layers)
+    assert str(caught.value) == ('after 0.5 s stage 1 waits for F0 from stage 0, '
                                  'device 0 is at F0')
 
 
 def test_a_time_limit_bounds_one_wait_and_not_the_whole_step() -> None:
-    values = run(gpipe(2, 5).halves()[0], time_limit=1.0, layers=[Slow(0.3), nn.Linear(2, 2)],
+    values = run(gpipe(2, 5).halves()[0], time_limit=2.5, layers=[Slow(0.7), nn.Linear(2, 2)],
                  collect=[activation(2, 4)])
     assert len(values) == 1
 
