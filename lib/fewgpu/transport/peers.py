@@ -28,7 +28,7 @@ class Peer:
 
     What comes is given to `deliver`, the goodbye of the other side, too. If the connection breaks
     instead, `lost` is called. With gloo data moves only when a receive is posted: the thread keeps
-    one posted, so transfers go on while both sides compute.
+    one posted, so transfers go on while both sides compute. Nothing is heard before `start`.
     """
 
     def __init__(self, group: dist.ProcessGroupGloo, place: int, deliver: Deliver,
@@ -40,6 +40,8 @@ class Peer:
         self._leaving: queue.SimpleQueue[tuple[list, list] | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=run, daemon=True, name=f'fewgpu rank {place}')
                          for run in (self._listen, self._let_go)]
+
+    def start(self) -> None:
         for thread in self._threads:
             thread.start()
 

@@ -80,6 +80,8 @@ class Ranks:
                 group = dist.ProcessGroupGloo(store, self.index, self.size, timedelta(seconds=self.time_limit))
                 self.peers = {row: Peer(group, row, partial(self._arrived, row), partial(self._lost, row))
                                for row in range(self.size) if row != self.index}
+                for peer in self.peers.values():   # what one of them hears at once may be for all to know
+                    peer.start()
         except BaseException as error:
             self._signs.close()
             if isinstance(error, PeerError):
@@ -111,10 +113,7 @@ class Ranks:
         return mailbox
 
     def tell(self, row: int, value: Any) -> Any:
-        """On all members: the value of the one with this row. All call it, in the same order.
-
-        Raises as `mailbox` does.
-        """
+        """On all members: the value of the one with this row. All call it, in the same order. Raises as `mailbox`."""
         self._tells = count = self._tells + 1
         if row == self.index:
             self._tell_all(Message(_TELL, row, -1, count), _on_host(Parcel.of(value)))
