@@ -89,12 +89,12 @@ def test_time_limits(slurm: Slurm, submit: Submit, flags: list[str], tmp_path: P
     """One job is warned, and goes on in another run; another one is not, and saves when it is told to end."""
     epochs = ['--epochs', '20']
     warned = submit('pipeline_ranks', *epochs, time='10', **mischief(tmp_path, '1:5:slow'))
-    ended = submit('ddp', '--epochs', '100000', time='10')
+    ended = submit('ddp', '--epochs', '100000', time='10', SBATCH_SIGNAL='B:USR1@0')   # 0 s before: never
     whole = whole_losses(tmp_path / 'whole', 'pipeline', [*flags, *epochs])
     for job, seconds in ((warned, 60), (ended, 5)):
         job.wait_for_words('step 5/')
         slurm.command('scontrol', 'update', f'jobid={job.id}', f'EndTime=now+{seconds}')
-    assert ended.wait() == 'TIMEOUT' and re.search(r'Stopped by SIG\w+.* after step \d+ ', ended.output)
+    assert ended.wait() == 'TIMEOUT' and re.search(r'Stopped by SIGTERM after step \d+ ', ended.output)
 
     assert warned.wait() == 'COMPLETED', warned.output
     steps = int(re.search(r'Stopped by SIGUSR1 \(the time limit is near\) after step (\d+) ', warned.output)[1])
