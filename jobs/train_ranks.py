@@ -45,7 +45,8 @@ def parse():
     add('--epochs', type=count, default=1, metavar='N', help='times through the samples (1)')
     add('--lr', type=number(above=0.0), default=0.01, help='learning rate of SGD (0.01)')
     add('--momentum', type=number(least=0.0), default=0.9, help='momentum of SGD (0.9)')
-    add('--seed', type=whole(least=0), default=0, metavar='N', help='of the first weights and of the order of the samples (0)')
+    add('--seed', type=whole(least=0), default=0, metavar='N',
+        help='of the first weights and of the order of the samples (0)')
     add('--datadir', metavar='FOLDER', help="another MNIST, in torchvision's layout (the bundled one)")
     add = parser.add_argument_group('how').add_argument
     add('--way', choices=WAYS, required=True, help='ddp: every rank has the model, and rows of its own. pipeline: '

@@ -17,7 +17,7 @@ from fewgpu.gpipe import GPipe
 from tests.layers import Call
 
 __all__ = ['BACKWARD', 'CHECKPOINTS', 'FORWARD', 'RECOMPUTE', 'Call', 'Failing', 'Slow', 'cut', 'mlp',
-           'program', 'settled']
+           'alive', 'program', 'settled']
 
 CHECKPOINTS = ('always', 'except_last', 'never')
 FORWARD, RECOMPUTE, BACKWARD = 'forward', 'recompute', 'backward'
@@ -96,7 +96,17 @@ def program(text: str) -> subprocess.CompletedProcess[str]:
                           env={**os.environ, 'PYTHONPATH': path})
 
 
-def settled(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended, and that nobody has asked for its exit code, does not."""
+    try:
+        os.kill(pid, 0)
+        stat = Path(f'/proc/{pid}/stat')
+        return not stat.exists() or stat.read_text().rpartition(')')[2].split()[0] not in 'ZX'
+    except OSError:   # it is gone, maybe since the line before
+        return False
+
+
+def settled(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     """Whether the condition comes true: what other threads do takes a moment."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:

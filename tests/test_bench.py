@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from tests.bench.processes import ROOT, processes
 from tests.bench.ratios import Ratio
 from tests.bench.stats import Summary, interval_rank, paired_ratios
 from tests.bench.work import Failed, Work, disagreement
+from tests.pipes import alive, settled
 
 on_posix = pytest.mark.skipif(os.name != 'posix', reason='signals and process ids of POSIX')
 POSITIVE = st.floats(1e-3, 1e3)
@@ -169,7 +169,7 @@ def test_an_error_in_the_benchmark_ends_the_processes():
             pids = peer.pids()
             raise KeyboardInterrupt
     assert len(pids) == 2
-    assert not any(map(_alive, pids))
+    assert not any(map(alive, pids))
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_a_process_that_dies_is_named_and_takes_the_others_down():
             peer.ask('forget')
             os.kill(pids[1], signal.SIGTERM)
             peer.ask('step', checkpoint='never')
-    assert not any(map(_alive, pids))
+    assert not any(map(alive, pids))
 
 
 @pytest.mark.slow
@@ -200,20 +200,7 @@ def test_a_killed_benchmark_leaves_no_process_behind():
     pids = [int(pid) for pid in killed.stdout.split()]
     assert killed.returncode == -signal.SIGKILL
     assert len(pids) == 2
-    deadline = time.monotonic() + 30
-    while any(map(_alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(_alive, pids))
-
-
-def _alive(pid: int) -> bool:
-    """Whether the process runs; one that nobody has waited for (a zombie) does not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    status = Path(f'/proc/{pid}/stat')
-    return not (status.exists() and status.read_text().rpartition(')')[2].split()[0] == 'Z')
+    assert settled(lambda: not any(map(alive, pids)), 30)
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from fewgpu.workshop.grading.grade import grade
 from fewgpu.workshop.grading.verdict import Verdict
 from fewgpu.workshop.runner.progress import Progress, record
 from tests.forked import quick_popen
+from tests.pipes import alive, settled
 
 EXERCISE = find(1)
 SOLUTION = EXERCISE.solution.read_text(encoding='utf-8')
@@ -282,17 +282,7 @@ while not os.path.exists({str(pids)!r}) or not os.path.getsize({str(pids)!r}):
 '''
     verdict = graded(with_body('sizes', body), tmp_path, popen=subprocess.Popen)
     assert not verdict.passed
-    until = time.monotonic() + 60
-    while alive(int(pids.read_text())) and time.monotonic() < until:   # it has lived, for it wrote its number
-        time.sleep(0.05)
-    assert not alive(int(pids.read_text()))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] not in 'ZX'
-    except OSError:
-        return False
+    assert settled(lambda: not alive(int(pids.read_text())), 60)   # it has lived, for it wrote its number
 
 
 # The lines between the two processes

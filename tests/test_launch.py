@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import fewgpu
 from fewgpu.launch import RankDied, launch
-from tests.pipes import settled
+from tests.pipes import alive, settled
 
 
 class Wrong(ValueError):
@@ -173,7 +173,7 @@ def test_whatever_ends_the_launching_process_leaves_no_process_and_no_folder(
                               text=True, env={**os.environ, 'PYTHONPATH': path, 'TMPDIR': str(temporary)})
     assert settled(lambda: len(os.listdir(pids)) == 4, 60)   # two ranks, a child each
     parent.send_signal(how)
-    _, words = parent.communicate(timeout=60)
+    _, words = parent.communicate(timeout=10)
     if how == signal.SIGINT:
         assert 'KeyboardInterrupt' in words
     started = [int(name) for name in os.listdir(pids)]
@@ -229,14 +229,6 @@ def test_functions_of_a_notebook_cell_run_and_a_kernel_that_restarts_takes_its_r
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-
-
-def alive(pid: int) -> bool:
-    """Whether it runs. (One that nobody has asked for its exit code does not.)"""
-    try:
-        return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
-    except FileNotFoundError:
-        return False
 
 
 def test_lines_are_shown_for_their_time_and_no_longer_however_short(tmp_path, capsys) -> None:

@@ -285,6 +285,6 @@ def test_whoever_ends_a_check_ends_what_it_started(course, number, code):
     checking = course.start('check', '02')
     assert course.wait_for(True)
     checking.send_signal(getattr(signal, number))
-    assert checking.wait(timeout=60) == code
+    assert checking.wait(timeout=10) == code
     assert course.wait_for(False) == []
     assert Progress.load(course.root).of('02_half').attempts == 0

@@ -106,7 +106,7 @@ def test_what_is_saved_is_checked_without_a_terminal_too(course, without_termina
     course.exercise(2).file.write_text('def half(x:')
     assert 'Python cannot read the file' in screen.until(WAITING)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=10) == 130
 
 
 def test_what_is_saved_again_while_it_is_checked_is_checked_anew(course, without_terminal):

@@ -42,6 +42,7 @@ class Peer:
                          for run in (self._listen, self._let_go)]
 
     def start(self) -> None:
+        """Listen from now on, and look after what is sent."""
         for thread in self._threads:
             thread.start()
 

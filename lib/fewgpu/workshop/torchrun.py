@@ -9,8 +9,7 @@ Under Slurm a job step has one of these on every node (`srun --ntasks-per-node=1
 It is torch's own agent (torch.distributed.run's), and differs in three ways. The nodes' order is Slurm's, and the store
 listens where only they need it (see `fewgpu.workshop.store`). TERM, Ctrl-C and USR1 are passed on to the ranks, which
 save a checkpoint and end (see `fewgpu.stopping`); so they do if the script that started this was killed. Output is in
-FOLDER, a file a rank, and rank 0's is shown here, too.
-Without Slurm this machine is the only node.
+FOLDER, a file a rank, and rank 0's is shown here, too. Without Slurm this machine is the only node.
 """
 
 import argparse
